@@ -24,8 +24,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -47,6 +48,12 @@ class CheckFreqError(Exception):
 
     def __str__(self) -> str:  # a worker's traceback has lines
         return printable(super().__str__(), keep="\n\t")
+
+    if sys.version_info < (3, 11):
+
+        def add_note(self, note: str) -> None:
+            """As in later Pythons, whose tracebacks show notes too."""
+            self.__notes__ = [*getattr(self, "__notes__", ()), note]
 
     def __reduce__(self) -> tuple[Callable[..., CheckFreqError], tuple[Any, ...]]:
         # Unpickling calls the class with ``args``, but our classes take different arguments.
@@ -123,7 +130,7 @@ class ForeignEntryError(StorageError):
     """
 
     @classmethod
-    def at(cls, path: object, kind: str) -> Self:
+    def at(cls, path: object, kind: str) -> ForeignEntryError:
         """For what is at ``path``: ``kind`` is "a symbolic link" or the like."""
         text = f"found {kind}, which is not followed, read or written inside a checkpoint directory"
         return cls(errno.ELOOP, f"{text}; remove it", str(path))

@@ -3,7 +3,7 @@
 The trainer and its worker process both append. Each line is one ``write`` to a descriptor opened
 with O_APPEND, so lines of two processes never interleave. The store's file operations, which are
 passed in, open the file. Recovery never reads events, and a failure to write one is ignored after
-a single warning. The file is kept short: see ``EventLog``.
+a single warning. The file is kept short: see ``LineFile``.
 """
 
 from __future__ import annotations
@@ -101,48 +101,67 @@ class WritesLines(Protocol):
         """Rename a file to a name that is not in use."""
 
 
-class EventLog:
-    """Appends events to a file, which it opens for each call. With ``ops`` None it does nothing.
+class LineFile:
+    """Appends lines to a file of bounded length, which it opens for each call.
 
-    When an event has made the file longer than ``max_bytes``, the file is renamed to
-    ``events.1.jsonl`` and replaces the one before. So the newest events are always in one of the
-    two; the new file appears with the next event. ``max_bytes`` None: a different process renames.
+    When a line has made the file longer than ``max_bytes``, the file is renamed to ``NAME.1.EXT``
+    and replaces the one before. So the newest lines are always in one of the two; the new file
+    appears with the next line. ``max_bytes`` None: a different process renames. A failure to write
+    is ignored after one warning, which says that ``what`` is not being recorded.
     """
 
-    def __init__(
-        self, path: Path, ops: WritesLines | None, *, max_bytes: int | None = None
-    ) -> None:
+    def __init__(self, path: Path, ops: WritesLines, *, max_bytes: int | None, what: str) -> None:
         self._path = path
         self._ops = ops
         self._max_bytes = max_bytes
+        self._what = what
         self._warned = False
 
-    def append(self, event: Event) -> None:
-        """Append one line. Never raises OSError: a full disk must not stop training."""
-        if self._ops is None:
-            return
+    def append(self, line: str) -> bool:
+        """Append a line; returns whether the next one begins a new file.
+
+        Never raises OSError: a full disk must not stop training.
+        """
         try:
-            self._ops.append_line(self._path, event.to_json())
-            self._turn_over(self._ops)
+            self._ops.append_line(self._path, line)
+            return self._turn_over()
         except OSError as error:
             if not self._warned:
                 self._warned = True
-                logger.warning("events are not being recorded in %s: %s", self._path, error)
+                logger.warning("%s are not being recorded in %s: %s", self._what, self._path, error)
+            return False
 
-    def _turn_over(self, ops: WritesLines) -> None:
-        """Rename the file if it has become too long."""
-        if self._max_bytes is None or ops.file_size(self._path) <= self._max_bytes:
-            return
+    def _turn_over(self) -> bool:
+        """Rename the file if it has become too long; returns whether it was."""
+        if self._max_bytes is None or self._ops.file_size(self._path) <= self._max_bytes:
+            return False
         # Only one process renames: two could replace each other's file. The worker, which may
         # outlive that process, adds a line or two at most.
         older = older_generation(self._path)
         with contextlib.suppress(FileNotFoundError):
-            ops.unlink(older)
-        ops.rename(self._path, older)
+            self._ops.unlink(older)
+        self._ops.rename(self._path, older)
+        return True
+
+
+class EventLog:
+    """Appends events to a `LineFile`. With ``ops`` None it does nothing."""
+
+    def __init__(
+        self, path: Path, ops: WritesLines | None, *, max_bytes: int | None = None
+    ) -> None:
+        self._file = (
+            None if ops is None else LineFile(path, ops, max_bytes=max_bytes, what="events")
+        )
+
+    def append(self, event: Event) -> None:
+        """Append one line. Never raises OSError: a full disk must not stop training."""
+        if self._file is not None:
+            self._file.append(event.to_json())
 
 
 def older_generation(path: Path) -> Path:
-    """The path of the older events, those before the ones in ``path``. It may not exist."""
+    """The path of the older lines, those before the ones in ``path``. It may not exist."""
     return path.with_name(f"{path.stem}.1{path.suffix}")
 
 

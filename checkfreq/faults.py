@@ -3,7 +3,8 @@
 The code passes a point by calling ``reach("commit.rename")``; with no script installed that costs
 one attribute test. A script is read from the environment variable ``CHECKFREQ_FAULT``, which also
 reaches the worker process across ``exec``. It is a list of ``point:action[:hit]`` joined by ``;``.
-``hit`` counts passes of that point from 1 (default 1; ``*``: every pass), and ``action`` is one of
+``hit`` counts passes of that point from 1 (default 1; ``3+``: from the third on; ``*``: every
+pass), and ``action`` is one of
 
 * ``kill-self``, ``kill-peer``, ``kill-both``: SIGKILL this process, the other one (trainer or
   worker), or both, the other one first;
@@ -81,14 +82,16 @@ POINTS_OF_A_HANDOVER: tuple[str, ...] = (
     "handover.taken",
 )
 
+#: Those of a checkpoint with files that it shares with the one before: after ``commit.mkdir``.
+POINTS_OF_A_LINK: tuple[str, ...] = ("commit.link",)
+
 #: The fault points that a run of a single rank passes, and those of its mirror, if it has one.
 POINTS_OF_ONE_RANK = tuple(
     p for p in POINTS if not p.startswith(("meeting.", "parts.", "mirror.", "restore."))
 )
 POINTS_OF_A_MIRROR = tuple(p for p in POINTS if p.startswith("mirror."))
-POINTS_OF_A_RESTORE = tuple(p for p in POINTS if p.startswith("restore."))
 
-_ALL = (*POINTS, *POINTS_OF_A_HANDOVER)
+_ALL = (*POINTS, *POINTS_OF_A_HANDOVER, *POINTS_OF_A_LINK)
 _ENV = "CHECKFREQ_FAULT"
 _ENV_LOG = "CHECKFREQ_FAULT_LOG"
 _PAUSE_LIMIT_S = 60.0
@@ -97,7 +100,8 @@ _PAUSE_LIMIT_S = 60.0
 @dataclass(frozen=True, slots=True)
 class _Clause:
     action: str
-    hit: int | None  # None: at every pass
+    hit: int
+    lasts: bool  # also at every later pass
 
 
 def _parse(script: str) -> dict[str, _Clause]:
@@ -106,8 +110,8 @@ def _parse(script: str) -> dict[str, _Clause]:
         point, action, *hit = part.split(":")
         if point not in _ALL:
             raise ValueError(f"{_ENV} names an unknown point {point!r}; known: {', '.join(_ALL)}")
-        text = hit[0] if hit else "1"
-        clauses[point] = _Clause(action, None if text == "*" else int(text))
+        text = hit[0].replace("*", "1+") if hit else "1"
+        clauses[point] = _Clause(action, int(text.removesuffix("+")), text.endswith("+"))
     return clauses
 
 
@@ -124,7 +128,10 @@ class _Script:
         if self._log is not None:
             _append(self._log, point)
         clause = self._clauses.get(point)
-        if clause is not None and clause.hit in (None, self._passes[point]):
+        if clause is None:
+            return
+        passes = self._passes[point]
+        if passes == clause.hit or (clause.lasts and passes > clause.hit):
             self._act(point, clause.action)
 
     def _act(self, point: str, action: str) -> None:

@@ -12,11 +12,13 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
+from typing_extensions import Self
 
 from checkfreq.config import CFConfig
+from checkfreq.crashtest.attach import recorder_for, redirected
 from checkfreq.errors import ConfigError, StateError
 from checkfreq.events import Event
 from checkfreq.persist.attempts import Marks
@@ -102,7 +104,7 @@ class CFManager:
             fresh=fresh,
             config=config,
         )
-        session = Session(arguments)
+        session = Session(redirected(arguments))
         self._session = session
         self._progress = session.progress
         self._home = session.home
@@ -120,7 +122,8 @@ class CFManager:
         self._restoring = Restoring(session)
         self._ending = Ending(session)
         self._is_on_device = False
-        self._pass = opaque(self._pass_boundary)
+        self._recorder = recorder_for(session, save=self.save)  # None but under a crash test
+        self._pass = opaque(self._pass_recorded if self._recorder else self._pass_boundary)
 
     # ---- weight updates
 
@@ -201,6 +204,11 @@ class CFManager:
                     marks=self._progress.requested,
                 )
             )
+
+    def _pass_recorded(self, *, epoch_boundary: bool) -> None:
+        self._pass_boundary(epoch_boundary=epoch_boundary)
+        if self._recorder is not None:
+            self._recorder.pass_boundary(self._progress.global_step)
 
     def _profile(self, *, is_epoch: bool) -> None:
         """Tell the profiler that an iteration ended; at the first boundary, start it."""
@@ -434,7 +442,9 @@ class CFManager:
         nothing validates. A tensor's digest is checked as it is read into its place. If no older
         checkpoint can be loaded over one that turns out damaged, the error says that live objects
         hold parts of it, and every later call raises StateError; see also
-        ``CFConfig.verify_before_load``.
+        ``CFConfig.verify_before_load``. Reading does not wait for the persist worker's start:
+        where the directory cannot be opened after all (ConfigError, StorageError), live objects
+        may hold the checkpoint already, whole.
         """
         if self._home.is_elsewhere():
             raise StateError(
@@ -448,9 +458,12 @@ class CFManager:
                 f"batch, found {self._gate.attempts} updates. Call it right after the iterators "
                 "are made"
             )
-        return self._restoring.restore(
+        restored = self._restoring.restore(
             step, only=only, exclude=exclude, strict=strict, reopen=reopen
         )
+        if self._recorder is not None:
+            self._recorder.begin(self._progress.global_step)
+        return restored
 
     # ---- iterators
 
@@ -475,6 +488,11 @@ class CFManager:
                 f"CFIterator(dynamic={dynamic}) conflicts with CFManager(dynamic={given})"
             )
 
+    @property
+    def on_delivery(self) -> Callable[[str, Any], None] | None:
+        """What iterators tell of each batch that they hand out; None but under a crash test."""
+        return None if self._recorder is None else self._recorder.delivered
+
     def before_first_batch(self) -> None:
         """Put restored generators and gradients in place once more, before the first batch.
 
@@ -498,6 +516,8 @@ class CFManager:
         are tolerated. Idempotent.
         """
         self._ending.close(timeout_s=timeout_s)
+        if self._recorder is not None:
+            self._recorder.end()
 
     def __enter__(self) -> Self:
         return self

@@ -9,6 +9,10 @@ from typing import Any, TypeAlias
 #: What ``json.loads`` can return.
 Json: TypeAlias = Any
 
+#: Stands for the contents of a file that is not expected to change: a series, within which no write
+#: was seen, and which full copy of it in that series. Equal ids are equal bytes.
+ContentId: TypeAlias = tuple[str, int]
+
 #: Direct I/O needs addresses, offsets and lengths in multiples of this.
 PAGE_BYTES = 4096
 

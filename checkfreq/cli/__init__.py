@@ -1,18 +1,28 @@
-"""The command line. No torch. ``run`` imports nothing that only the other commands need."""
+"""The command line. No torch. A verb imports nothing that only others need."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 
+_BAD_COMMAND = 2
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
-    if arguments[:1] == ["run"]:
-        from checkfreq.cli import run
+    try:
+        from checkfreq.cli import group
 
-        return run.main(arguments[1:])
-    from checkfreq.cli import parser
-
-    return parser.main(arguments)
+        return group.main(arguments)
+    except ModuleNotFoundError as error:  # installed without what it requires
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "checkfreq"):
+            raise
+        advice = f"{sys.executable} -m pip install {package}"
+    print(
+        f"checkfreq: expected the package {package} beside checkfreq, found none in {sys.prefix}: "
+        f"{advice}",
+        file=sys.stderr,
+    )
+    return _BAD_COMMAND

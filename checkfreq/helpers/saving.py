@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +51,31 @@ def atomic_save(
     and whatever ``torch.save`` raises for ``obj``.
     """
     given = {"pickle_module": pickle_module, "pickle_protocol": pickle_protocol}
-    options = {name: value for name, value in given.items() if value is not None}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     options["_use_new_zipfile_serialization"] = _use_new_zipfile_serialization
     options["_disable_byteorder_record"] = _disable_byteorder_record
-    with storage_errors(f"atomic_save to {path!r:.200}"):
+
+    def save(stream: PayloadStream) -> None:
+        import torch
+
+        torch.save(obj, stream, **options)  # type: ignore[arg-type]
+
+    write_atomically(path, save, what=f"atomic_save to {path!r:.200}", ops=ops)
+
+
+def write_atomically(
+    path: str | os.PathLike[str],
+    write: Callable[[PayloadStream], object],
+    *,
+    what: str,
+    ops: FileOps | None = None,
+) -> None:
+    """Have ``write`` write a file that appears under its name as a whole; see `atomic_save`."""
+    with storage_errors(what):
         target = _behind_links(_as_path(path), ops)
         own = LocalFileOps(target.parent) if ops is None else ops
         with _temporary(own, target) as temporary:
-            _write(own, temporary, obj, options)
+            _write(own, temporary, write)
             own.replace(temporary, target)
         own.sync_dir(target.parent)
 
@@ -128,14 +145,12 @@ def _is_written(name: str, prefix: str) -> bool:
     return True
 
 
-def _write(ops: FileOps, path: Path, obj: object, options: dict[str, Any]) -> None:
-    import torch
-
+def _write(ops: FileOps, path: Path, write: Callable[[PayloadStream], object]) -> None:
     payload = ops.create_payload(path, num_bytes=0)
     try:
         stream = PayloadStream(payload)
         try:
-            torch.save(obj, stream, **options)  # type: ignore[arg-type]
+            write(stream)
         except BaseException:
             if stream.failure is not None:  # torch may have put an error of its own in its place
                 raise stream.failure from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -164,5 +164,5 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _iso_unix_s(text: str) -> float:
-    at = datetime.fromisoformat(text)
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    at = datetime.fromisoformat(text.removesuffix("Z"))  # which Python 3.10 does not read
+    return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()

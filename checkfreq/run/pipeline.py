@@ -197,6 +197,7 @@ class Pipeline:
                 "writer_threads": config.writer_threads,
                 "write_chunk_bytes": config.write_chunk_bytes,
                 "max_write_bytes_per_s": config.max_write_bytes_per_s,
+                "full_copy_every": config.full_copy_every,
                 "nice": config.nice,
                 "verify_settled": config.verify_settled,
             },
@@ -244,7 +245,7 @@ class Pipeline:
         self._last_moment.ended(attempt)
         try:
             self._profiler.ended(attempt, free_device_bytes=self._device_room())
-            return {**self._profiler.stats(), "place": self.place.value}
+            return {**self._profiler.measured(), "place": self.place.value}
         except Exception:  # a fault in measuring must not end training
             logger.exception("cannot take in the costs of step %d", attempt.step)
             return {}
@@ -289,6 +290,7 @@ class Pipeline:
         """
         is_free = all(slot.is_free for slot in self._arena.slots)
         if self._arena.fits(state_bytes):
+            self._arena.fault_in()
             self._arena.pin()
         elif is_free:
             self._snapshotter.allocate(state_bytes)

@@ -49,6 +49,7 @@ class Ending:
         record = StopRecord(
             stop.source, stop.why, self._progress.global_step, False, ends_at_unix_s
         )
+        self._session.profiler.asked_to_end()
         self._session.persistence.record("stop", record.step, signal=stop.source)
         self._tell(record)
         self._session.make_durable("stop", Marks())
@@ -148,9 +149,14 @@ class Ending:
         finally:
             progress.is_closed = True
             session.reporter.end(self._state(clean=clean))
+            if progress.is_open:
+                how = self._state(clean=clean).name.lower()
+                why = None if failure is None else type(failure).__name__
+                session.persistence.record("ended", progress.global_step, how=how, error=why)
             session.gate.close()
             try:
-                session.profiler.close(clean=clean or progress.has_stopped)
+                was_asked = progress.is_stopping or isinstance(failure, KeyboardInterrupt)
+                session.profiler.close(clean=clean or was_asked)
             finally:
                 try:
                     self._pipeline.close()

@@ -159,7 +159,13 @@ class Restoring:
                 self._report(rejected, found)
         self._session.say("restored step %d from %s", found.step, self._place_of(found))
         lost = max((r.step for r in found.rejected), default=found.step) - found.step
-        self._persistence.record("restored", found.step, steps_lost=lost, source=found.source)
+        self._persistence.record(
+            "restored",
+            found.step,
+            steps_lost=lost,
+            source=found.source,
+            was_chosen=explicit or None,
+        )
 
     def _place_of(self, found: FoundCheckpoint) -> object:
         if found.is_from_memory:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from functools import partial
 
 from checkfreq.console import say
@@ -12,10 +14,13 @@ from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror
 from checkfreq.pacing.profile_cache import ProfileCache
 from checkfreq.pacing.profiler import Profiler
+from checkfreq.pacing.trace import NAME as TRACE
+from checkfreq.pacing.trace import TraceLog
 from checkfreq.persist.attempts import Marks
 from checkfreq.policy.retention import Retention
 from checkfreq.ranks.coordinator import Coordinator, SingleRank
 from checkfreq.ranks.meetings import Meetings, ranks_together
+from checkfreq.ranks.merging import agreeing
 from checkfreq.ranks.multi_rank import MultiRank
 from checkfreq.ranks.rendezvous import MAKING
 from checkfreq.ranks.roles import agree_on_role, agree_on_settings
@@ -26,6 +31,7 @@ from checkfreq.session.progress import Progress
 from checkfreq.session.staging import staged
 from checkfreq.snapshot.gate import UpdateGate
 from checkfreq.state.positions import Positions
+from checkfreq.store.fileops import LocalFileOps
 from checkfreq.store.source import CheckpointSource
 from checkfreq.supervisor.reporter import reporter_for
 from checkfreq.types import Role
@@ -121,8 +127,26 @@ class Session:
             progress.is_open = True
             if progress.restored_step is None:
                 self.reporter.begin(progress.global_step, restored=False)
+            self._record_beginning()
         if iterating:
             progress.has_iterated, progress.apply_last = True, None
+
+    def _record_beginning(self) -> None:
+        """For readers of events: one line for each process that trains."""
+        arguments, cadence = self.arguments, self.cadence
+        self.persistence.record(
+            "began",
+            self.progress.global_step,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            world=self.role.world,
+            mode=arguments.mode.value,
+            max_overhead=arguments.max_overhead,
+            interval_steps=None if cadence is None else cadence.interval_steps,
+            fresh=arguments.fresh or None,
+            running_s=self.profiler.failures.running_s or None,
+            **self.profiler.failures.facts(),
+        )
 
     def _refuse_to_start_over(self) -> None:
         if self.progress.may_start:
@@ -198,7 +222,7 @@ def _checked(arguments: Arguments, meetings: Meetings | None) -> tuple[Arguments
         local = staged(arguments)
         results.append((local, local.checked()))
 
-    meetings.act(MAKING, check)
+    meetings.act(MAKING, check, merge=agreeing())
     agree_on_settings(meetings, arguments.common())
     local, checked = results[0]
     return local, checked, agree_on_role(meetings, checked.chk_dir, config=local.config)
@@ -214,4 +238,11 @@ def _profiler(arguments: Arguments, checked: Checked, role: Role) -> Profiler:
         interval_steps=None if cadence is None else cadence.interval_steps,
         summary_writer=arguments.config.summary_writer if role.rank == 0 else None,
         cache=ProfileCache(checked.chk_dir / "profile.json") if decides else None,
+        trace=_trace(arguments, checked, role),
     )
+
+
+def _trace(arguments: Arguments, checked: Checked, role: Role) -> TraceLog | None:
+    if not arguments.config.record_trace or role.rank != 0:
+        return None
+    return TraceLog(checked.chk_dir / TRACE, LocalFileOps(checked.chk_dir, direct=False))

@@ -184,6 +184,33 @@ class FileOpsContract:
             ops.replace(root / "missing", root / "file")
         assert ops.read_bytes(root / "file") == b"kept"
 
+    def test_a_file_with_two_names_outlives_either(self, ops: FileOps, root: Path) -> None:
+        ops.mkdir(root / "a")
+        ops.write_file(root / "a" / "file", b"text")
+        ops.mkdir(root / "b")
+        ops.link(root / "a" / "file", root / "b" / "other")
+        ops.remove_tree(root / "a")
+        assert ops.read_bytes(root / "b" / "other") == b"text"
+        assert ops.kind(root / "b" / "other") is Kind.FILE
+
+    def test_only_a_file_gets_a_second_name_and_only_a_new_one(
+        self, ops: FileOps, root: Path
+    ) -> None:
+        ops.write_file(root / "file", b"text")
+        ops.write_file(root / "other", b"other")
+        ops.mkdir(root / "a")
+        self.plant_link(ops, root / "symbolic", root / "file")
+        with _raises(FileExistsError):
+            ops.link(root / "file", root / "other")
+        with _raises(FileNotFoundError):
+            ops.link(root / "missing", root / "b")
+        with _raises(IsADirectoryError):
+            ops.link(root / "a", root / "b")
+        with _raises(ForeignEntryError):
+            ops.link(root / "symbolic", root / "b")
+        assert not ops.exists(root / "b")
+        assert ops.read_bytes(root / "other") == b"other"
+
     def test_a_link_is_pointed_elsewhere_and_read(self, ops: FileOps, root: Path) -> None:
         ops.write_file(root / "file", b"")
         self.plant_link(ops, root / ".link.new", root / "file")  # left by a crash

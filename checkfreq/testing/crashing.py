@@ -222,6 +222,10 @@ class CrashingFileOps:
             raise _error(IsADirectoryError, errno.EISDIR, dst)
         self._move(src, dst)
 
+    def link(self, src: Path, dst: Path) -> None:
+        self._enter("link", src, dst)
+        self._create(dst, self._file(src))
+
     def point_link(self, path: Path, target: str) -> None:
         temporary = path.with_name(f".{path.name}.new")
         if self.exists(temporary):
@@ -406,7 +410,7 @@ class CrashingFileOps:
             # No file system allows that.
             return None
         disk = type(self)(capacity_bytes=self.capacity_bytes)
-        disk._root = _rebuilt(self._root, tree, contents)
+        disk._root = _rebuilt(self._root, tree, contents, {})
         return disk
 
     def _forget_unreachable(self) -> None:
@@ -484,16 +488,19 @@ def _walk(node: _Node, tree: _Tree) -> Iterator[_Node]:
             stack.extend(tree.get(node, node.durable).values())
 
 
-def _rebuilt(directory: _Dir, tree: _Tree, contents: Mapping[_File, bytes]) -> _Dir:
+def _rebuilt(
+    directory: _Dir, tree: _Tree, contents: Mapping[_File, bytes], made: dict[_File, _File]
+) -> _Dir:
+    """``made``: what has become of each file so far, since one may have several names."""
     entries: dict[str, _Node] = {}
     for name, node in tree.get(directory, directory.durable).items():
         if isinstance(node, _Dir):
-            entries[name] = _rebuilt(node, tree, contents)
+            entries[name] = _rebuilt(node, tree, contents, made)
         elif isinstance(node, _Link):
             entries[name] = node
         else:
             data = contents.get(node, node.data)
-            entries[name] = _File(data, data)
+            entries[name] = made.setdefault(node, _File(data, data))
     return _Dir(entries, dict(entries), directory.is_fixed)
 
 
@@ -505,12 +512,17 @@ def _image(node: _Node) -> object:
     return tuple(sorted((name, _image(child)) for name, child in node.entries.items()))
 
 
-def _used_bytes(node: _Node) -> int:
-    if isinstance(node, _File):
-        return len(node.data)
-    if isinstance(node, _Link):
-        return 0
-    return sum(map(_used_bytes, node.entries.values()))
+def _used_bytes(root: _Dir) -> int:
+    """Bytes in all files; one with several names counts once."""
+    files: set[_File] = set()
+    stack: list[_Node] = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, _File):
+            files.add(node)
+        elif isinstance(node, _Dir):
+            stack.extend(node.entries.values())
+    return sum(len(file.data) for file in files)
 
 
 def _error(kind: type[OSError], code: int, path: Path) -> OSError:

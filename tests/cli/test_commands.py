@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -153,6 +155,114 @@ def test_verify_names_the_damaged_tensor_and_continues(
     assert second.startswith("step 6: ok")
 
 
+def test_verify_json_is_one_object_per_line(
+    write: Write, store: CheckpointStore, capsys: Capture
+) -> None:
+    flip_last_byte(write(5) / "model.safetensors")
+    manifest = write(6) / "manifest.json"
+    manifest.write_bytes(_of_a_later_version(manifest.read_bytes()))
+    write(7)
+    (store.root / "step-00000008").symlink_to(write(7).parent / "elsewhere")
+    assert main(["verify", str(store.root), "--json", "--threads", "1"]) == 1
+    damaged, unreadable, ok, link = map(json.loads, capsys.readouterr().out.splitlines())
+    assert ok.pop("seconds") >= 0
+    assert ok == {"step": 7, "state": "ok", "num_bytes": 40}
+    assert (damaged["step"], damaged["state"]) == (5, "damaged")
+    assert "digest of tensor fc.weight: expected " in damaged["error"]
+    assert (unreadable["step"], unreadable["state"]) == (6, "unreadable")
+    assert "newer checkfreq" in unreadable["error"]
+    assert link == {
+        "step": 8,
+        "state": "link",
+        "error": "a symbolic link: no checkpoint, not followed",
+    }
+
+
+def test_what_cannot_be_read_is_not_damage(
+    write: Write, store: CheckpointStore, capsys: Capture
+) -> None:
+    manifest = write(5) / "manifest.json"
+    manifest.write_bytes(_of_a_later_version(manifest.read_bytes()))
+    write(6)
+    assert main(["verify", str(store.root)]) == 2
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("step 5: CANNOT BE READ: ")
+    assert second.startswith("step 6: ok")
+    assert main(["verify", str(store.root), "5"]) == 2
+    assert "newer checkfreq" in capsys.readouterr().err
+
+
+def test_verify_checks_a_file_without_tensors_and_a_header_too(
+    store: CheckpointStore, capsys: Capture
+) -> None:
+    commit_bytes(store, 1, {"m": b"", "n": b"abc"})
+    assert main(["verify", str(store.root)]) == 0
+    path = store.path(1) / store.manifest(1).files[0].name
+    data = bytearray(path.read_bytes())
+    data[8] ^= 1
+    path.write_bytes(data)
+    assert main(["verify", str(store.root)]) == 1
+    assert "header" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="being another user needs root")
+@pytest.mark.parametrize("verb", ["ls", "show", "verify", "diff", "pin", "prune"])
+def test_without_permission_it_is_said_in_a_line(verb: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to others
+        os.chmod(folder, 0o755)
+        store = CheckpointStore(Path(folder) / "chk")
+        store.open()
+        for step in (1, 2):
+            commit_bytes(store, step, {"m": b"abc"})
+        store.root.chmod(0o700)
+        program = (
+            f"import os, sys; from checkfreq.cli import group; import checkfreq.cli.{verb}\n"
+            "from checkfreq.cli import main; os.setuid(65534); sys.exit(main(sys.argv[1:]))"
+        )
+        words = [verb, str(store.root), *(["1"] if verb == "pin" else [])]
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=ROOT,
+        )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("checkfreq: ")
+    assert "Permission denied" in line
+
+
+@pytest.mark.parametrize("verb", ["ls", "show", "verify", "diff"])
+def test_a_fifo_in_place_of_a_record_blocks_nobody(
+    verb: str, write: Write, store: CheckpointStore
+) -> None:
+    write(5)
+    manifest = write(6) / "manifest.json"
+    manifest.unlink()
+    os.mkfifo(manifest)
+    assert main([verb, str(store.root)]) == {"ls": 0, "show": 1, "verify": 1, "diff": 2}[verb]
+
+
+def test_a_bar_is_shown_on_a_terminal_and_nowhere_else(
+    write: Write, store: CheckpointStore
+) -> None:
+    write(5)
+    leader, follower = os.openpty()
+    command = [sys.executable, "-m", "checkfreq.cli", "verify", str(store.root)]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=follower, env=environment, timeout=60, cwd=ROOT
+    )
+    os.close(follower)
+    shown = os.read(leader, 1 << 16).decode()
+    os.close(leader)
+    assert done.stdout.decode().startswith("step 5: ok, 40 B in ")
+    assert "verifying" in shown
+    quiet = subprocess.run(command, capture_output=True, timeout=60, cwd=ROOT)
+    assert (quiet.returncode, quiet.stderr) == (0, b"")
+
+
 def test_verify_of_one_step_leaves_the_others_alone(
     write: Write, store: CheckpointStore, capsys: Capture
 ) -> None:
@@ -261,7 +371,7 @@ def test_a_wrong_command_ends_with_status_2(argv: list[str], capsys: Capture) ->
     with pytest.raises(SystemExit) as ended:
         main(argv)
     assert ended.value.code == 2
-    assert "usage: checkfreq" in capsys.readouterr().err
+    assert "Usage: checkfreq" in capsys.readouterr().err
 
 
 def test_a_closed_pipe_is_not_an_error(write: Write, store: CheckpointStore) -> None:
@@ -309,6 +419,7 @@ def test_text_from_a_checkpoint_cannot_control_the_terminal(
     store.add_mark(1, metrics={hostile: 0.5})
     for command in (
         *(["ls"], ["ls", "--json"], ["show"], ["show", "--json"], ["verify"]),
+        *(["verify", "--json"], ["prune", "--dry-run"], ["pin", "1"], ["diff", "1", "1"]),
         ["show", "--objects", "--tensors"],
     ):
         assert main([command[0], str(tmp_path), *command[1:]]) == 0

@@ -118,9 +118,9 @@ def test_options_that_make_no_sense_are_refused(
     ("size", "num_bytes"), [("200", 200), ("2kB", 2000), ("1.5KiB", 1536), ("1GiB", 1 << 30)]
 )
 def test_sizes_have_units(chk: CheckpointStore, size: str, num_bytes: int) -> None:
-    from checkfreq.cli.prune import _num_bytes
+    from checkfreq.cli.arguments import num_bytes as parsed
 
-    assert _num_bytes(size) == num_bytes
+    assert parsed(size) == num_bytes
 
 
 def test_a_size_that_is_none_is_refused(chk: CheckpointStore, capsys: Capture) -> None:

@@ -12,6 +12,7 @@ import random
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,16 @@ def offered(chk_dir: Path) -> Offer:
         time.sleep(0.01)
 
 
+def steps_in_flight(chk_dir: Path) -> list[int]:
+    """What the worker of a killed run is still writing."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while (offer := handover.ask(chk_dir, 0, world=1)) is None:
+        assert time.monotonic() < deadline_s, "no worker offers what it holds"
+        time.sleep(0.01)
+    with offer:
+        return [one.step for one in offer.body.in_flight]
+
+
 def expect_end(chk_dir: Path, log: Log, whole: dict[int, str]) -> None:
     """A run that was restored trained on to the end of the whole run, bit for bit."""
     assert log.restored is not None
@@ -149,13 +160,17 @@ def test_an_older_step_that_is_asked_for_sets_aside_what_is_still_being_written(
     trainer.kill()
     assert trainer.finish() == -9
 
-    again = Trainer(run_in(chk_dir, keep_last=NUM_STEPS, restore_step=1, timeline=2))
+    # It ends with a step that was being written: that one is of the other timeline.
+    end = max(steps_in_flight(chk_dir))
+    once_more = run_in(chk_dir, keep_last=NUM_STEPS, restore_step=1, timeline=2)
+    again = Trainer(replace(once_more, num_steps=end))
     assert again.read_restored()[0] == 1
+    assert again.read_boundaries(end - 1)
     gate.touch()
     assert again.finish() == 0
 
     last = run_to_end(run_in(chk_dir))
-    assert last.restored == (NUM_STEPS, again.log.boundaries[NUM_STEPS])
+    assert last.restored == (end, again.log.boundaries[end])
     verify_all(chk_dir)
 
 

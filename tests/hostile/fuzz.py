@@ -292,8 +292,10 @@ def _unchanged_by_failure(objects: dict[str, Any]) -> Iterator[None]:
     before, callables = live_state(objects), methods(objects)
     try:
         yield
-    except OURS:
-        assert live_state(objects) == before, "a failed restore changed something live"
+    except OURS as error:
+        # Damage that is found on the way leaves parts of a step where none validates, and says so.
+        if "live objects hold parts of step" not in str(error):
+            assert live_state(objects) == before, "a failed restore changed something live"
         raise
     finally:
         assert methods(objects) == callables, "something that can be called was replaced"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_by_default_slurm_is_asked_inside_a_job_and_nobody_elsewhere() -> None:
 
 
 def test_a_deadline_comes_with_or_without_others() -> None:
-    at = datetime(2026, 11, 23, 15, 0, tzinfo=UTC)
+    at = datetime(2026, 11, 23, 15, 0, tzinfo=timezone.utc)
     for deadline in (at, at.timestamp()):
         found = watched(CFConfig(deadline=deadline, notices=()), rank=0, environ={})
         assert (found.names, found.deadline_unix_s) == (("deadline",), at.timestamp())

@@ -327,7 +327,11 @@ def stop_over_and_over(
 def check(run: Run, lived: Lived, whole: Whole) -> bool:
     """Hold a life against the documented ways to end; whether the run is over now."""
     world = run.case.world
-    if lived.statuses == [-signal.SIGTERM] * world and lived.batches_before in (0, 1):
+    if (
+        lived.statuses == [-signal.SIGTERM] * world
+        and lived.batches_before in (0, 1)
+        and not lived.has("end")  # it arrived so late that all was done
+    ):
         return False  # before the first boundary of this life: nothing is lost, nothing learnt
     run.take(lived)
     _compare(run, whole)

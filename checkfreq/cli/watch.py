@@ -1,0 +1,126 @@
+"""``checkfreq watch``: how a run is doing now, on a terminal, as a page, for Prometheus."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from checkfreq.cli.arguments import directory_argument, example, json_option
+from checkfreq.errors import storage_errors
+from checkfreq.store.store import CheckpointStore
+
+if TYPE_CHECKING:
+    from checkfreq.story.figures import Figures
+
+
+@click.command(
+    "watch",
+    epilog=example(
+        "checkfreq watch chk/",
+        "checkfreq watch --once --json chk/",
+        "checkfreq watch --http 8123 chk/",
+        "checkfreq watch --textfile /var/lib/node_exporter/checkfreq.prom chk/",
+    ),
+)
+@directory_argument
+@click.option("--once", is_flag=True, help="Print the figures once.")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    metavar="S",
+    show_default=True,
+    help="Seconds between two looks.",
+)
+@click.option(
+    "--http",
+    "port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Serve a page, /figures.json and /metrics (Prometheus) on 127.0.0.1 instead; 0: any port.",
+)
+@click.option(
+    "--textfile",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Keep a file for node_exporter's textfile collector (FILE.prom) instead.",
+)
+@json_option
+def command(
+    store: CheckpointStore,
+    once: bool,
+    every_s: float,
+    port: int | None,
+    textfile: Path | None,
+    as_json: bool,
+) -> int:
+    """Show how a run is doing: the interval, its overhead, what is durable, what is at risk.
+
+    Reads the files of the directory, and costs the training nothing. Between two events the
+    iteration is estimated. Ctrl-C ends it. With --json, one object per look.
+    """
+    from checkfreq.story.live import Live
+
+    live, name = Live(store.root), str(store.root)
+    live.reader.require()
+    if port is not None:
+        return _serve(live.look, name=name, port=port)
+    if textfile is not None:
+        return _repeat(_writes(live.look, name, textfile), once=once, every_s=every_s)
+    if as_json:
+        return _repeat(lambda: _print_json(live.look()), once=once, every_s=every_s)
+    from checkfreq.story.watch import terminal
+
+    if once:
+        print(terminal.plain(live.look(), name=name))
+    elif sys.stdout.isatty() and find_spec("rich") is not None:
+        terminal.show_live(live.look, name=name, every_s=every_s)
+    else:
+        terminal.print_often(live.look, name=name, every_s=every_s)
+    return 0
+
+
+def _print_json(now: Figures) -> None:
+    print(json.dumps(now.to_json()), flush=True)
+
+
+def _writes(look: Callable[[], Figures], name: str, path: Path) -> Callable[[], None]:
+    from checkfreq.story.watch.prometheus import metrics, write_textfile
+
+    def write() -> None:
+        text = metrics(look(), name=name)
+        with storage_errors(f"--textfile {path}: cannot write"):
+            write_textfile(path, text)
+
+    return write
+
+
+def _repeat(act: Callable[[], None], *, once: bool, every_s: float) -> int:
+    act()
+    while not once:
+        time.sleep(every_s)
+        act()
+    return 0
+
+
+def _serve(look: Callable[[], Figures], *, name: str, port: int) -> int:
+    from checkfreq.story.watch.server import WatchServer
+
+    server = WatchServer(look, name=name, port=port)
+    print(server.url, flush=True)
+    thread = threading.Thread(target=server.serve, daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    except KeyboardInterrupt:
+        server.close()
+    return 0

@@ -1,0 +1,1 @@
+"""A folder that the crash test puts on PYTHONPATH, for its ``sitecustomize``."""

@@ -1,0 +1,393 @@
+"""The recorder in a training process: a line per boundary, with the state and what led to it.
+
+With a manager, its boundaries count. Without one, a boundary is passed before a batch is fetched,
+if a weight was updated since the one before. Lines are JSON, appended to ``record-<rank>.jsonl``;
+each has the digest of the whole state and what changed of it since the line before. The first line
+is ``begin``: what a restore brought back, or what training starts with. Training thread only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from checkfreq.crashtest.flat import (
+    BYTES_PER_STEP,
+    batch_text,
+    digest_of,
+    flatten,
+    generators,
+    plain_text,
+    tensor_text,
+)
+from checkfreq.crashtest.found import Found, find, users_call, users_place
+from checkfreq.crashtest.plan import SENT, Plan, started
+from checkfreq.state.checkpoint import CFCheckpoint
+
+#: Walks through the user's variables may take this long, and a share of the time beyond it.
+_WALKS_S, _WALKS_SHARE = 2.0, 0.2
+_HELD_S = 60.0
+_LOOK_S = 0.05
+_MOST_LISTED = 512
+
+
+class Recorder:
+    """Records one process, and dies where the plan says so."""
+
+    def __init__(self, folder: str, plan: Plan) -> None:
+        self._plan = plan
+        self._folder = Path(folder)
+        #: Paths in it differ from run to run.
+        self._root = str(Path(plan.home).parent)
+        self._pid = os.getpid()
+        self._rank = int(os.environ.get("RANK", "0"))
+        self._fd: int | None = None
+        self._chk: CFCheckpoint | None = None
+        self._save: Callable[..., None] | None = None
+        self._objects: dict[str, Any] = {}
+        self._tracked: set[str] = set()
+        self._told: dict[str, str] = {}
+        self._has_begun = self._has_ended = self._is_torn = False
+        self._step = self._num_updates = 0
+        self._walks_s, self._began_s = 0.0, time.monotonic()
+        self._every = plan.every
+        self._clear()
+        atexit.register(self.end)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the process that is recorded, and no fork of it."""
+        return os.getpid() == self._pid
+
+    # ---- from a manager
+
+    def attach(self, chk: CFCheckpoint, *, rank: int, save: Callable[..., None]) -> None:
+        """A manager was made: its boundaries count from now on."""
+        self._chk, self._save, self._rank = chk, save, rank
+        self._write({"kind": "manager"})
+
+    def begin(self, step: int) -> None:
+        """A restore ended, or training begins without one."""
+        if self.is_here and not self._has_begun:
+            self._begin(step)
+
+    def pass_boundary(self, step: int) -> None:
+        """A boundary was passed, and the manager has done what it does there."""
+        if not self.is_here:
+            return
+        if not self._has_begun:
+            self._begin(step - 1)
+        self._boundary(step)
+
+    def delivered(self, name: str, delivery: Any) -> None:
+        """CFIterator hands out a batch."""
+        if self.is_here:
+            ids = None if delivery.ids is None else delivery.ids.tolist()
+            self._batches.append([name, ids, batch_text(delivery.data)])
+
+    # ---- from the hooks
+
+    def before_fetch(self) -> None:
+        """A DataLoader is about to be started, or to give a batch."""
+        if self._chk is not None or not self.is_here:
+            return
+        if self._num_updates:
+            self._own_boundary()
+        elif not self._has_begun or self._step == self._first_step:
+            self._clear()
+            self._objects = {}
+            self._find_objects()
+            if any(isinstance(value, Optimizer) for value in self._objects.values()):
+                self._begin(self._aligned())
+
+    def fetched(self, name: str, batch: Any) -> None:
+        """A DataLoader gave a batch."""
+        if self.is_here:
+            self._fetched.append([name, None, batch_text(batch)])
+
+    @contextlib.contextmanager
+    def draws_of(self, name: str) -> Iterator[None]:
+        """Tell whether starting a loader draws from the global generators."""
+        before = generators()
+        yield
+        after = generators()
+        drew = [kind for kind in after if after[kind] != before.get(kind)]
+        self._starts.append([name, users_place(), drew])
+
+    def before_update(self) -> None:
+        """An optimizer is about to step."""
+        if self._chk is None and self.is_here and not self._has_begun:
+            self._find_objects()
+            self._begin(self._aligned())
+
+    def after_update(self) -> None:
+        """An optimizer has stepped."""
+        if self._chk is None and self.is_here:
+            if self._num_updates and not self._fetched and not self._batches:
+                self._own_boundary()  # a loop without a loader
+            self._num_updates += 1
+
+    def loss(self, value: Tensor) -> None:
+        """A backward pass begins."""
+        if self.is_here and value.numel() == 1:
+            self._losses.append(repr(value.detach().float().item()))
+
+    def seeded(self, function: str, args: tuple[Any, ...]) -> None:
+        """A global generator is seeded; what libraries seed is none of the user's doing."""
+        place = users_call(2) if self.is_here else ""
+        if place:
+            self._seeds.append([f"{function}({', '.join(plain_text(a) for a in args)})", place])
+
+    # ---- lines
+
+    def _clear(self) -> None:
+        self._batches: list[list[Any]] = []
+        self._fetched: list[list[Any]] = []
+        self._starts: list[list[Any]] = []
+        self._losses: list[str] = []
+        self._seeds: list[list[str]] = []
+
+    _first_step = 0
+
+    def _begin(self, step: int) -> None:
+        self._first_step = self._step = step
+        self._told = {}
+        found = self._find_objects()
+        self._has_begun = True
+        self._line("begin", step, found)
+        self._clear()
+
+    def _own_boundary(self) -> None:
+        self._num_updates = 0
+        self._boundary(self._step + 1)
+
+    def _boundary(self, step: int) -> None:
+        self._step = step
+        if step % self._interval() == 0 or step - self._first_step <= 2:
+            self._line("step", step, self._walk() if self._may_walk() else None)
+        else:
+            self._line("passed", step, None)
+        self._clear()
+        self._act(step)
+
+    def end(self) -> None:
+        """Training is over: the last state, and the files that the script has saved."""
+        if not self.is_here or self._has_ended or not self._has_begun:
+            return
+        self._has_ended = True
+        if self._num_updates and self._chk is None:
+            self._own_boundary()
+        self._line("end", self._step, None, files=self._files())
+
+    def _line(self, kind: str, step: int, found: Found | None, **more: Any) -> None:
+        line: dict[str, Any] = {"kind": kind, "step": step, "t": round(time.monotonic(), 4)}
+        if kind != "passed":
+            state = self._state()
+            line["digest"] = digest_of(repr(sorted(state.items())))
+            line["key"] = self._key(state)
+            line["state"] = {k: v for k, v in state.items() if self._told.get(k) != v}
+            line["gone"] = [name for name in self._told if name not in state]
+            self._told = state
+        if kind == "begin":
+            line["untracked"] = {
+                name: _kind_of(value)
+                for name, value in self._objects.items()
+                if name not in self._tracked
+            }
+        line["batches"] = self._batches
+        line["fetched"] = self._fetched
+        line["starts"] = self._starts
+        line["losses"], line["seeds"] = self._losses, self._seeds
+        if found is not None:
+            line["values"] = {k: v for k, v in found.values.items() if self._root not in v}
+        self._write({**line, **more})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        if self._fd is None:
+            path = self._folder / f"record-{self._rank}.jsonl"
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._write({"kind": "pid", "pid": self._pid, "started": started(self._pid)})
+        with _unlimited():
+            data = f"{json.dumps(line, default=str)}\n".encode()
+            while data:
+                data = data[os.write(self._fd, data) :]
+
+    # ---- state
+
+    def _state(self) -> dict[str, str]:
+        state: dict[str, str] = {}
+        for name, value in self._objects.items():
+            _flatten_object(name, value, state)
+        state.update(generators())
+        return state
+
+    def _interval(self) -> int:
+        """How many steps lie between two at which the state is read."""
+        if not self._every:
+            held = sum(tensor.nbytes for tensor in self._tensors())
+            self._every = max(1, -(-3 * held // BYTES_PER_STEP))
+        return self._every
+
+    def _tensors(self) -> Iterator[Tensor]:
+        for value in self._objects.values():
+            if isinstance(value, nn.Module):
+                yield from value.parameters()
+                yield from value.buffers()
+
+    def _key(self, state: dict[str, str]) -> str:
+        """A digest of what only weight updates change: it tells a step among all."""
+        parameters = [
+            state[f"{name}.{key}"]
+            for name, value in sorted(self._objects.items())
+            if isinstance(value, nn.Module)
+            for key, _ in value.named_parameters()
+            if f"{name}.{key}" in state
+        ]
+        return digest_of(repr(parameters))
+
+    def _aligned(self) -> int:
+        """The step at which a script that saves by itself goes on; 0 if that is not known."""
+        return self._plan.steps.get(self._key(self._state()), 0)
+
+    def _find_objects(self) -> Found:
+        """What is tracked, and what else has a state and is in the user's variables."""
+        found = self._walk()
+        tracked = dict(self._chk.tracked) if self._chk is not None else {}
+        covered = _parts_of(tracked.values())
+        self._tracked = set(tracked)
+        objects = dict(tracked)
+        for name, value in found.objects.items():
+            inner = getattr(value, "optimizer", None) if _is_wrapper(value) else None
+            if id(value) in covered or id(inner) in covered or _is_covered(value, covered):
+                continue
+            objects[f"{name} (a variable)" if name in tracked else name] = value
+            covered |= _parts_of([value])
+        self._objects = objects
+        return found
+
+    def _walk(self) -> Found:
+        start_s = time.monotonic()
+        try:
+            return find()
+        finally:
+            self._walks_s += time.monotonic() - start_s
+
+    def _may_walk(self) -> bool:
+        if self._step - self._first_step <= 2:
+            return True
+        most_s = _WALKS_S + _WALKS_SHARE * (time.monotonic() - self._began_s)
+        return self._walks_s < most_s
+
+    def _files(self) -> dict[str, dict[str, str]]:
+        if not self._plan.files:
+            return {}
+        folder = Path(self._plan.files)
+        paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+        return {
+            str(path.relative_to(folder)): _contents(path)
+            for path in paths
+            if fnmatch(path.name, self._plan.pattern)
+        }
+
+    # ---- what the plan asks for
+
+    def _act(self, step: int) -> None:
+        plan = self._plan
+        if self._save is not None and step in plan.saves:
+            self._save(wait=True)
+        elif self._save is not None and step in plan.tries:
+            self._save()
+        if step == plan.die_at:
+            os.kill(self._pid, signal.SIGKILL)
+        if plan.tear_at >= 0 and step >= plan.tear_at and not self._is_torn:
+            self._is_torn = True
+            _limit_files(plan.tear_bytes)
+        if 0 <= plan.hold_at <= step:
+            self._write({"kind": "held", "step": step})
+            end_s = time.monotonic() + _HELD_S
+            while time.monotonic() < end_s and not (self._folder / SENT).exists():
+                time.sleep(_LOOK_S)
+
+
+def _limit_files(num_bytes: int) -> None:
+    """Have the kernel end this process in the write that makes a file larger."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+
+
+@contextlib.contextmanager
+def _unlimited() -> Iterator[None]:
+    """Lines are no checkpoints."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if soft == hard:
+        yield
+        return
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def _flatten_object(name: str, value: Any, state: dict[str, str]) -> None:
+    if isinstance(value, nn.Module):
+        for key, tensor in [*value.named_parameters(), *value.named_buffers()]:
+            state[f"{name}.{key}"] = tensor_text(tensor)
+    elif isinstance(value, dict | list):
+        flatten(value, name, state)
+    else:
+        flatten(value.state_dict(), name, state)
+
+
+def _kind_of(value: Any) -> str:
+    """``torch.optim.lr_scheduler.StepLR``; of the user's own classes with their bases."""
+    names = [f"{kind.__module__}.{kind.__qualname__}" for kind in type(value).__mro__[:-1]]
+    return " ".join(names)
+
+
+def _is_wrapper(value: Any) -> bool:
+    return not isinstance(value, nn.Module) and type(value).__name__.startswith("Accelerated")
+
+
+def _parts_of(objects: Any) -> set[int]:
+    """The identities of objects, and of the modules and tensors of those that are modules."""
+    parts: set[int] = set()
+    for value in objects:
+        parts.add(id(value))
+        if isinstance(value, nn.Module):
+            parts.update(id(one) for one in value.modules())
+            parts.update(id(one) for one in value.parameters())
+            parts.update(id(one) for one in value.buffers())
+    return parts
+
+
+def _is_covered(value: Any, covered: set[int]) -> bool:
+    """Whether all that a module holds belongs to what is there already."""
+    if not isinstance(value, nn.Module):
+        return False
+    return all(id(one) in covered for one in [*value.parameters(), *value.buffers()])
+
+
+def _contents(path: Path) -> dict[str, str]:
+    """What a file holds: its tensors if torch can read it, else a digest of its bytes."""
+    found: dict[str, str] = {}
+    try:
+        flatten(torch.load(path, map_location="cpu", weights_only=True), "", found)
+    except Exception:  # a file of another kind, or a torn one: torch raises many types
+        found["bytes"] = digest_of(path.read_bytes().hex())
+    return found

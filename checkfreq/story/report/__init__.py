@@ -1,0 +1,1 @@
+"""``checkfreq report``: charts (matplotlib) and one HTML page, or PNG files, of a story."""

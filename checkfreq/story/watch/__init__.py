@@ -1,0 +1,1 @@
+"""``checkfreq watch``: the figures of a run as text, as a page on this machine, for Prometheus."""

@@ -1,0 +1,340 @@
+"""``report``, ``watch``, ``log``, ``plan`` and ``diff``, as one types them, on directories that are
+closed, torn, of a later version, or made by somebody who wants to do harm.
+
+Each ends with an exit status of its own and a sentence, never with a traceback, and nothing that a
+directory holds controls the terminal or becomes a part of a page.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from checkfreq.pacing.profile_cache import ProfileCache
+from checkfreq.store.manifest import digest_of
+from checkfreq.store.store import CheckpointStore
+from checkfreq.testing import commit_bytes
+from tests.cli.test_plan import MEASURED
+from tests.hostile import grammar
+from tests.story.made import START_S, event, two_runs, write
+
+ROOT = Path(__file__).resolve().parents[2]
+HOSTILE = "<script>alert(1)</script>\x1b[2J\x9b\x7f\r\u202e\ud800&amp;" + "x" * 5000
+#: The words after ``checkfreq``; a directory takes the place of DIR.
+COMMANDS = {
+    "report": ["report", "DIR", "--out", "page.html"],
+    "report --json": ["report", "DIR", "--json"],
+    "watch": ["watch", "--once", "DIR"],
+    "watch --json": ["watch", "--once", "--json", "DIR"],
+    "watch --textfile": ["watch", "--once", "--textfile", "checkfreq.prom", "DIR"],
+    "log": ["log", "--all", "DIR"],
+    "log --json": ["log", "--json", "DIR"],
+    "plan": ["plan", "DIR"],
+    "plan --json": ["plan", "--json", "DIR"],
+    "diff": ["diff", "DIR"],
+    "diff --json": ["diff", "--json", "DIR"],
+}
+EVENTS = [name for name in COMMANDS if not name.startswith("diff")]
+
+Done = subprocess.CompletedProcess[str]
+
+
+def checkfreq(command: str, chk_dir: Path | str, cwd: Path, *, start: tuple[str, ...] = ()) -> Done:
+    words = [str(chk_dir) if word == "DIR" else word for word in COMMANDS[command]]
+    done = subprocess.run(
+        [sys.executable, *(start or ("-m", "checkfreq.cli")), *words],
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        timeout=120,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def made(chk_dir: Path) -> Path:
+    """Two checkpoints that differ, the events of two runs, and measured costs."""
+    store = CheckpointStore(chk_dir)
+    store.open()
+    for step in (1, 2):
+        commit_bytes(store, step, {"m": b"abc"})
+        folder = store.path(step)
+        manifest = grammar.read_manifest(folder)
+        manifest["objects"] = {"extra": {"epoch": step}}
+        grammar.write_manifest(folder, manifest)
+    ProfileCache(chk_dir / "profile.json").store({"cpu": "some"}, MEASURED)
+    write(chk_dir, two_runs())
+    return chk_dir
+
+
+@pytest.fixture
+def chk_dir(tmp_path: Path) -> Path:
+    return made(tmp_path / "chk")
+
+
+def is_controlled(text: str) -> bool:
+    """Whether a terminal that is shown it would be controlled."""
+    return re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", text) is not None
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_good_directory_is_told_of(command: str, chk_dir: Path, tmp_path: Path) -> None:
+    done = checkfreq(command, chk_dir, tmp_path)
+    assert (done.returncode, done.stderr) == (1 if "diff" in command else 0, "")
+
+
+# ---- no permission
+
+_IMPORTS = """
+import os, sys
+import encodings.idna, zoneinfo
+from checkfreq.cli import group, main
+import checkfreq.cli.comparing, checkfreq.cli.diff, checkfreq.cli.log, checkfreq.cli.plan
+import checkfreq.cli.report, checkfreq.cli.watch, checkfreq.story.facts, checkfreq.story.live
+import checkfreq.story.watch.prometheus, checkfreq.story.watch.terminal
+import checkfreq.story.report.writing
+os.setuid(65534)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that others may enter: pytest's own are closed to them."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="being another user needs root")
+@pytest.mark.parametrize("what", ["directory", "files"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_permission_it_is_said_in_a_line(command: str, what: str, public: Path) -> None:
+    chk_dir = made(public / "chk")
+    if what == "directory":
+        chk_dir.chmod(0o700)
+    else:
+        for path in [path for path in chk_dir.rglob("*") if path.is_file()]:
+            path.chmod(0o600)
+    done = checkfreq(command, chk_dir, public, start=("-c", _IMPORTS))
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("checkfreq: ")
+    assert "Permission denied" in line
+    assert not {"page.html", "checkfreq.prom"} & {*os.listdir(public)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="being another user needs root")
+@pytest.mark.parametrize("command", ["report", "watch --textfile"])
+def test_where_the_result_may_not_be_written_it_is_said(command: str, public: Path) -> None:
+    chk_dir = made(public / "chk")
+    for path in (chk_dir, *chk_dir.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    done = checkfreq(command, chk_dir, public, start=("-c", _IMPORTS))
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "cannot write" in line
+    assert "Permission denied" in line
+
+
+# ---- later versions
+
+
+def test_a_checkpoint_of_a_newer_format_is_no_difference(chk_dir: Path, tmp_path: Path) -> None:
+    path = chk_dir / "step-00000002" / "manifest.json"
+    data = path.read_bytes()
+    digest = data.split(b'"digest": "')[1][:16]
+    version = re.search(rb'"format_version": (\d+)', data)
+    assert version is not None
+    later = data.replace(version[0], b'"format_version": 99', 1).replace(digest, b"0" * 16, 1)
+    path.write_bytes(later.replace(b"0" * 16, digest_of(later).encode(), 1))
+    done = checkfreq("diff", chk_dir, tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "format version 99" in done.stderr
+    assert "newer checkfreq" in done.stderr
+
+
+def test_costs_of_a_newer_version_are_not_guessed_at(chk_dir: Path, tmp_path: Path) -> None:
+    path = chk_dir / "profile.json"
+    found = json.loads(path.read_text())
+    (version,) = [name for name in found if "version" in name and isinstance(found[name], int)]
+    path.write_text(json.dumps({**found, version: 99}))
+    done = checkfreq("plan", chk_dir, tmp_path)
+    assert done.returncode == 2
+    assert "profile.json" in done.stderr
+    assert "Remove the file" in done.stderr
+
+
+@pytest.mark.parametrize("command", EVENTS)
+def test_of_events_of_a_newer_version_is_told_what_is_known(
+    command: str, chk_dir: Path, tmp_path: Path
+) -> None:
+    newer = {"costs": {"of": "another kind"}, "num_bytes": {"compressed": 1}, "is_new": True}
+    events = [
+        event("discovered", 0, START_S, what="a kind of a later version"),
+        *(
+            {**one, **(newer if one["kind"] == "committed" else {"more": [1]})}
+            for one in two_runs()
+        ),
+        event("transmuted", 170, START_S + 125, what={"deep": [1, 2]}),
+    ]
+    write(chk_dir, events)
+    done = checkfreq(command, chk_dir, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    if command.startswith("log"):
+        assert "transmuted" in done.stdout
+    if command.startswith("watch") and "textfile" not in command:
+        assert "160" in done.stdout
+
+
+# ---- torn files
+
+_GOOD = "".join(f"{json.dumps(one)}\n" for one in two_runs()).encode()
+TORN = {
+    "cut": _GOOD[:-40],
+    "cut in a letter": _GOOD + '{"kind": "committed", "step": 200, "reason": "é'.encode()[:-1],
+    "zeros at the end": _GOOD + b"\0" * 4096,
+    "zeros within": _GOOD[:700] + b"\0" * 512 + _GOOD[1212:],
+    "no JSON": b"\xff\xfe\x00" * 400 + b"\n" + _GOOD,
+    "deep": b"[" * 100_000 + b"\n" + _GOOD,
+    "a long line": b"x" * 3_000_000 + b"\n" + _GOOD,
+    "numbers that are none": b'{"kind": "plan", "step": 1, "time_unix_s": NaN}\n'
+    b'{"kind": "plan", "step": 1, "time_unix_s": 1.0, "iteration_s": 1e999}\n' + _GOOD,
+    "long numbers": b'{"kind": "plan", "step": ' + b"9" * 5000 + b', "time_unix_s": 1}\n' + _GOOD,
+    "surrogates": b'{"kind": "\\ud800", "step": 1, "time_unix_s": 1.0}\n' + _GOOD,
+}
+
+
+@pytest.mark.parametrize("command", EVENTS)
+def test_of_torn_events_the_rest_is_told(command: str, chk_dir: Path, tmp_path: Path) -> None:
+    for name, data in TORN.items():
+        (chk_dir / "events.jsonl").write_bytes(data)
+        done = checkfreq(command, chk_dir, tmp_path)
+        assert (name, done.returncode, done.stderr) == (name, 0, "")
+
+
+@pytest.mark.parametrize("command", EVENTS)
+def test_an_empty_file_is_a_run_that_has_not_begun(command: str, tmp_path: Path) -> None:
+    chk_dir = made(tmp_path / "chk")
+    (chk_dir / "events.jsonl").write_bytes(b"")
+    done = checkfreq(command, chk_dir, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "link", "socket-like device"])
+@pytest.mark.parametrize("command", EVENTS)
+def test_what_is_no_file_is_refused_and_waited_for_by_nobody(
+    command: str, kind: str, chk_dir: Path, tmp_path: Path
+) -> None:
+    path = chk_dir / "events.jsonl"
+    path.unlink()
+    match kind:
+        case "fifo":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case "link":
+            path.symlink_to("/etc/passwd")
+        case _:
+            path.symlink_to("/dev/zero")
+    done = checkfreq(command, chk_dir, tmp_path)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("checkfreq: ")
+    assert "events.jsonl" in line
+    assert "root:" not in done.stdout
+
+
+@pytest.mark.parametrize("command", [name for name in EVENTS if not name.startswith("plan")])
+def test_a_directory_of_somebody_else_is_named_with_what_was_expected(
+    command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"\xff\xd8")
+    done = checkfreq(command, "photos", tmp_path)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "photos: expected a checkpoint directory with events.jsonl, found none" in line
+
+
+# ---- hostile names
+
+
+def hostile_events() -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    for one in two_runs():
+        texts = {name: HOSTILE for name, value in one.items() if isinstance(value, str)}
+        found.append({**one, **texts, "kind": one["kind"], HOSTILE: HOSTILE, "reason": HOSTILE})
+    last_s = START_S + 130
+    return [
+        *found,
+        event("failed", 200, last_s, error=HOSTILE, steps_at_risk=40),
+        event(HOSTILE, 200, last_s, text=HOSTILE),
+        event("ended", 200, last_s, how=HOSTILE),
+    ]
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> str:
+    """A directory whose name, events and state are hostile; relative to ``tmp_path``."""
+    name = "<img src=x onerror=alert(1)>\x1b]0;owned\x07" + "y" * 150
+    chk_dir = made(tmp_path / name)
+    write(chk_dir, hostile_events())
+    for step in (1, 2):
+        folder = chk_dir / f"step-{step:08d}"
+        found = grammar.read_manifest(folder)
+        found["objects"] = {HOSTILE: {HOSTILE: f"{HOSTILE} {step}"}}
+        found["files"][0]["tensors"][0]["name"] = f"{HOSTILE[:300]} {step}"
+        grammar.write_manifest(folder, found)
+    return name
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_nothing_that_a_directory_holds_controls_the_terminal(
+    command: str, hostile: str, tmp_path: Path
+) -> None:
+    done = checkfreq(command, hostile, tmp_path)
+    assert done.returncode == (1 if "diff" in command else 0), done.stderr
+    assert not is_controlled(done.stdout)
+    assert not is_controlled(done.stderr)
+    if "--json" in command:
+        for line in done.stdout.splitlines() if "watch" in command or "log" in command else ():
+            json.loads(line)
+
+
+def test_the_page_holds_hostile_text_as_text(hostile: str, tmp_path: Path) -> None:
+    assert checkfreq("report", hostile, tmp_path).returncode == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "&lt;img src=x onerror=alert(1)&gt;" in page
+    assert "<script" not in page
+    assert "<img" not in page
+    assert not is_controlled(page.replace("\n", ""))
+    assert len(page) < 2_000_000
+
+
+def test_a_metric_of_a_hostile_directory_is_one_line(hostile: str, tmp_path: Path) -> None:
+    assert checkfreq("watch --textfile", hostile, tmp_path).returncode == 0
+    lines = (tmp_path / "checkfreq.prom").read_text().splitlines()
+    assert all(
+        re.match(r'# (HELP|TYPE) checkfreq_|checkfreq_\w+\{dir=".*\} \S+$', x) for x in lines
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_name_that_is_too_long_is_an_error(command: str, tmp_path: Path) -> None:
+    done = checkfreq(command, "\x1b[2J" + "n" * 5000, tmp_path)
+    assert done.returncode in (1, 2)
+    assert not is_controlled(done.stderr)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("checkfreq: ")

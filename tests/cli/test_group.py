@@ -1,0 +1,196 @@
+"""What all verbs have in common: help, ``--json``, usage errors, completion, a light start."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+
+from checkfreq.cli import main
+from checkfreq.cli.group import command as checkfreq
+from checkfreq.cli.verbs import VERBS
+from checkfreq.store.store import CheckpointStore
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Write = Callable[[int], Path]
+Capture = pytest.CaptureFixture[str]
+
+
+def command_of(verb: str) -> click.Command:
+    found = checkfreq.get_command(click.Context(checkfreq), verb)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_takes_json_and_explains_itself_with_an_example(
+    verb: str, capsys: Capture
+) -> None:
+    command = command_of(verb)
+    assert command.name == verb
+    assert "--json" in {name for option in command.params for name in option.opts}
+    assert main([verb, "--help"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"Usage: checkfreq {verb} ")
+    example = text.partition("\n  Example")[2].partition(":\n")[2]
+    assert example.strip().startswith(f"checkfreq {verb} ")
+    options = [one for one in command.params if isinstance(one, click.Option)]
+    assert [one.name for one in options if not (one.help or "").endswith(".")] == []
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["-h"]])
+def test_the_help_lists_every_verb_and_imports_none(argv: list[str]) -> None:
+    done = python(
+        "import sys; from checkfreq.cli import main; from checkfreq.cli.verbs import VERBS\n"
+        "status = main(sys.argv[1:])\n"
+        "assert not {verb.module for verb in VERBS.values()} & {*sys.modules}; sys.exit(status)",
+        *argv,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    for verb in VERBS:
+        assert f"\n  {verb} " in done.stdout
+
+
+def python(program: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *argv],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
+
+
+def test_the_version_is_told(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("checkfreq 0.")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["burn\x1b[2J"], "expected one of ls, show, verify, "),
+        (["ls", "--nothing", "x"], "--nothing"),
+        (["verify", "x", "1\x1b2"], r"expected a step such as 1200, got '1\x1b2'"),
+        (["--nothing"], "--nothing"),
+    ],
+)
+def test_wrong_usage_is_said_in_one_line_without_control_characters(
+    argv: list[str], said: str, capsys: Capture
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+    usage, line = capsys.readouterr().err.splitlines()
+    assert usage.startswith("Usage: checkfreq ")
+    assert line.startswith("checkfreq: ")
+    assert said in line
+    assert line.isprintable()
+
+
+def completed(words: str, environment: dict[str, str] | None = None) -> list[str]:
+    """The words that bash is offered for the last of ``words``."""
+    given = words.split(" ")
+    done = subprocess.run(
+        [sys.executable, "-m", "checkfreq.cli"],
+        env={
+            **os.environ,
+            "_CHECKFREQ_COMPLETE": "bash_complete",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(len(given) - 1),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def test_verbs_options_directories_and_steps_are_completed(
+    write: Write, store: CheckpointStore
+) -> None:
+    for step in (5, 120, 130):
+        write(step)
+    assert completed("checkfreq ver") == ["plain,verify"]
+    assert completed("checkfreq show --ten") == ["plain,--tensors"]
+    assert completed("checkfreq show ch") == ["dir,ch"]
+    assert completed(f"checkfreq show {store.root} 1") == ["plain,130", "plain,120"]
+    assert completed(f"checkfreq show {store.root}/none 1") == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_for_a_shell_is_one_that_it_takes(shell: str, capsys: Capture) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert f"_CHECKFREQ_COMPLETE={shell}_complete" in script
+    assert main(["completion", shell, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"shell": shell, "script": script[:-1]}
+    if shutil.which(shell) is not None:
+        subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=60)
+
+
+def test_a_shell_that_is_unknown_gets_no_completions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_CHECKFREQ_COMPLETE", "tcsh_complete")
+    assert main([]) == 1
+
+
+def test_ctrl_c_ends_it_with_130_and_no_traceback(
+    store: CheckpointStore, write: Write, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    write(5)
+
+    def interrupted(text: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.stdout, "write", interrupted)
+    assert main(["ls", str(store.root)]) == 130
+    assert capsys.readouterr().err == "checkfreq: interrupted\n"
+
+
+def test_run_passes_everything_after_two_dashes_untouched(tmp_path: Path) -> None:
+    words = ["--", "--json", "-h", "--max-restarts", "*", "\udcff", "a b", ""]
+    program = "import sys; open('words', 'w').write(ascii(sys.argv[1:]))"
+    for dashes in (["--"], []):
+        command = [sys.executable, "-c", program, *words]
+        done = subprocess.run(
+            [sys.executable, "-m", "checkfreq.cli", "run", *dashes, *command],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            timeout=60,
+        )
+        assert done.returncode == 0
+        assert (tmp_path / "words").read_text() == ascii(words)
+
+
+def test_run_imports_nothing_that_only_other_verbs_need() -> None:
+    done = python(
+        "import sys; from checkfreq.cli import main; main(['run', '--', 'true'])\n"
+        "print(sorted(n for n in sys.modules if n.split('.')[0] in ('checkfreq', 'xxhash')))"
+    )
+    found = done.stdout
+    assert "'checkfreq.cli.run'" in found
+    assert "checkfreq.cli.arguments" not in found
+    assert "checkfreq.cli.text" not in found
+
+
+def test_run_reports_as_json_when_asked() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "checkfreq.cli", "run", "--json", "--", "true"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
+    (line,) = done.stderr.splitlines()
+    told = json.loads(line)
+    assert (told["verb"], told["message"]) == ("run", "finished: exit status 0")

@@ -1,0 +1,269 @@
+"""``checkfreq plan``: from numbers and from what a run left behind; what it prints and refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from checkfreq.cli import main
+from checkfreq.events import Event, EventLog
+from checkfreq.pacing.profile_cache import ProfileCache
+from checkfreq.policy.profile import Profile
+from checkfreq.store.fileops import LocalFileOps
+from checkfreq.store.store import CheckpointStore
+from tests.story.made import killed_runs
+from tests.story.made import write as write_events
+
+ROOT = Path(__file__).resolve().parents[2]
+NUMBERS = ["--iteration-s", "0.5", "--cost-s", "0.5", "--stall-s", "0.25", "--copy-s", "0.25"]
+RUN = ["plan", *NUMBERS, "--persist-s", "8", "--state-bytes", "10G"]
+MEASURED = Profile(
+    iteration_s=0.25,
+    overlap_s=0.1,
+    host_copy_s=0.5,
+    persist_s=2.0,
+    durable_s=2.5,
+    cost_s=0.125,
+    cost_upper_s=0.25,
+    state_bytes=1 << 30,
+)
+
+Write = Callable[[int], Path]
+Capture = pytest.CaptureFixture[str]
+
+
+def planned(argv: list[str], capsys: Capture) -> dict:
+    assert main([*argv, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.fixture
+def measured(store: CheckpointStore, write: Write) -> Path:
+    """A directory as a run leaves it: costs, history, events, a checkpoint."""
+    write(5)
+    ProfileCache(store.root / "profile.json").store({"cpu": "some"}, MEASURED)
+    log = EventLog(store.root / "events.jsonl", LocalFileOps(store.root))
+    for step, stall_s in ((3, 0.01), (4, 0.02), (5, 0.03)):
+        data = {"stall_s": stall_s, "num_bytes": 40, "linked_bytes": 8}
+        log.append(Event("committed", step, data))
+    return store.root
+
+
+def test_json_is_one_document(capsys: Capture) -> None:
+    found = planned([*RUN, "--gpus", "8", "--mtbf-s", "864000", "--restart-s", "60"], capsys)
+    assert found["sources"] == ["options"]
+    assert found["given"] == {
+        "iteration_s": 0.5,
+        "cost_s": 0.5,
+        "stall_s": 0.25,
+        "host_copy_s": 0.25,
+        "persist_s": 8.0,
+        "durable_s": 8.25,
+        "num_bytes": 10_000_000_000,
+        "written_bytes": 10_000_000_000,
+        "ranks": 1,
+        "restart_s": 60.0,
+        "max_overhead": 0.035,
+        "objective": "bound",
+        "rate": None,
+        "mtbf_s": 864000.0,
+        "mtbf_s_in_history": None,
+        "failures_in_history": {
+            "running_s": 0.0,
+            "failures_seen": None,
+            "mtbf_seen_s": None,
+            "mtbf_seen_low_s": None,
+            "mtbf_seen_high_s": None,
+        },
+        "prices": {
+            "gb_month": 0.023,
+            "thousand_writes": 0.005,
+            "thousand_reads": 0.0004,
+            "gb_out": 0.0,
+        },
+    }
+    assert [case["case"] for case in found["cases"]] == ["now", "storage x2", "ranks x2"]
+    now = found["cases"][0]
+    # Daly: sqrt(2 * 0.5 * 864000) s of work, and a little less.
+    assert (now["interval_steps"], now["reason"]) == (1858, "failures")
+    assert now["interval_s"] == now["interval_steps"] * 0.5
+    assert now["expected_loss_s"] == now["interval_s"] / 2 + 8.25
+    assert now["bytes_per_day"] == pytest.approx(1e10 * 86400 / (now["interval_s"] + 0.5))
+    assert now["s3"]["storage"] == pytest.approx(28 * 10 * 0.023)
+    assert set(found["clusters"][0]) == set(now) - {"case", "s3"}
+    assert (found["clusters"][0]["num_gpus"], found["clusters"][0]["mtbf_s"]) == (8, 108000.0)
+
+
+def test_faster_storage_costs_less_and_loses_less(capsys: Capture) -> None:
+    argv = [*RUN, "--persist-s", "30", "--storage-factor", "2,10"]
+    now, faster, tenfold, ranks = planned(argv, capsys)["cases"]
+    assert (now["reason"], tenfold["reason"]) == ("storage", "budget")
+    assert now["durable_s"] > faster["durable_s"] == 15.25 > tenfold["durable_s"]
+    assert now["expected_loss_s"] > faster["expected_loss_s"] > tenfold["expected_loss_s"]
+    assert ranks["num_gpus"] == 2
+    assert ranks["mtbf_s"] == now["mtbf_s"] / 2
+
+
+def test_ranks_with_storage_of_their_own_write_their_part_only(capsys: Capture) -> None:
+    argv = [*RUN, "--ranks", "8", "--ranks-factor", "4"]
+    shared = planned([*argv, "--storage", "shared"], capsys)["cases"][-1]
+    own = planned([*argv, "--storage", "own"], capsys)["cases"][-1]
+    assert shared["num_gpus"] == own["num_gpus"] == 32
+    assert shared["durable_s"] == 8 + 0.25 / 4
+    assert own["durable_s"] == 2 + 0.25 / 4
+
+
+def test_the_costs_of_a_run_come_from_its_directory(measured: Path, capsys: Capture) -> None:
+    found = planned(["plan", str(measured)], capsys)
+    assert found["sources"] == ["events.jsonl", "profile.json", "step 5"]
+    given = found["given"]
+    assert (given["iteration_s"], given["cost_s"], given["durable_s"]) == (0.25, 0.125, 2.5)
+    assert (given["stall_s"], given["num_bytes"], given["written_bytes"]) == (0.02, 40, 32)
+    assert given["rate"] == "research"
+    assert planned(["plan", str(measured), "--persist-s", "9"], capsys)["sources"][-1] == "options"
+
+
+def test_events_are_enough_where_there_is_no_profile(measured: Path, capsys: Capture) -> None:
+    (measured / "profile.json").unlink()
+    log = EventLog(measured / "events.jsonl", LocalFileOps(measured))
+    costs = {"iteration_s": 0.125, "cost_s": 0.25, "persist_s": 4.0, "durable_s": 5.0}
+    log.append(Event("plan", 6, {**costs, "interval_steps": 3}))
+    with (measured / "events.jsonl").open("a") as file:
+        file.write('{"kind": "plan", "iteration_s": NaN, "cost_s": -1}\n[[[\n{"kind": "comm')
+    found = planned(["plan", str(measured)], capsys)
+    assert found["sources"] == ["events.jsonl", "step 5"]
+    assert found["given"]["iteration_s"] == 0.125
+
+
+def test_an_estimated_failure_rate_is_offered_but_not_assumed(
+    measured: Path, capsys: Capture
+) -> None:
+    path = measured / "profile.json"
+    document = json.loads(path.read_text())
+    document["history"] = {"running_s": 36000.0, "failures": 10, "open": False, "lasted": True}
+    path.write_text(json.dumps(document))
+    assert main(["plan", str(measured)]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "Runs in this directory failed 10 times in 10.0 h of training: every 1.0 h (90 % "
+        "confidence: 35.4 min to 1.8 h):\n--mtbf-s 3600.\n"
+    ) in out
+    assert "as published (research)" in out
+
+
+def test_failures_are_learned_from_events_where_no_profile_has_them(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    chk_dir = write_events(tmp_path / "chk", killed_runs(4))
+    found = planned(["plan", str(chk_dir), *NUMBERS, "--persist-s", "8"], capsys)["given"]
+    assert found["failures_in_history"]["failures_seen"] == 3  # the latest may go on
+    assert found["mtbf_s_in_history"] == pytest.approx(4 * 600.0 / 3)
+
+
+def test_tables_and_notes_say_what_they_show(capsys: Capture) -> None:
+    assert main([*RUN, "--rate", "spot", "--gpus", "64,8,8"]) == 0
+    cases, clusters, notes = capsys.readouterr().out.split("\n\n")[1:]
+    assert cases.splitlines()[1].split()[:5] == ["now", "14.5", "s", "29", "budget"]
+    assert [line.split()[0] for line in clusters.splitlines()] == ["GPUS", "8", "64"]
+    assert "failures as published (spot)" in notes
+    assert "260.8 GiB kept" in notes
+
+
+def test_goodput_may_exceed_the_bound(capsys: Capture) -> None:
+    argv = [*RUN, "--persist-s", "1", "--mtbf-s", "120"]
+    bound = planned(argv, capsys)["cases"][0]
+    goodput = planned([*argv, "--goodput"], capsys)["cases"][0]
+    assert bound["overhead"] <= 0.035 < goodput["overhead"]
+    assert goodput["goodput"] > bound["goodput"]
+
+
+@pytest.mark.parametrize(("name", "begins"), [("plan.svg", b"<?xml"), ("plan.png", b"\x89PNG")])
+def test_the_plot_is_written(name: str, begins: bytes, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / name
+    assert main([*RUN, "--plot", str(file)]) == 0
+    data = file.read_bytes()
+    assert data.startswith(begins)
+    if name.endswith("svg"):
+        assert b"storage x2" in data
+        assert main([*RUN, "--plot", str(file)]) == 0
+        assert file.read_bytes() == data
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--mtbf-s", "60", "--rate", "spot"], "give one of them"),
+        (["--mtbf-s", "-1"], "mtbf_s"),
+        (["--gpus", "0"], "num_gpus"),
+        (["--ranks", "0"], "num_gpus"),
+        (["--ranks", "0", "--mtbf-s", "60"], "num_gpus"),
+        (["--max-overhead", "2"], "max_overhead"),
+        (["--storage-factor", "0"], "storage factor"),
+        (["--ranks-factor", "nan"], "ranks factor"),
+        (["--keep", "0"], "kept checkpoints"),
+        (["--upload-every-s", "-1"], "upload every"),
+        (["--price-gb-month", "-1"], "price gb_month"),
+        (["--iteration-s", "0"], "iteration_s"),
+        (["--cost-s", "-1"], "cost_s"),
+        (["--stall-s", "nan"], "stall_s"),
+        (["--restart-s", "-1"], "restart_s"),
+        (["--plot", "plan.pdf"], ".png or .svg"),
+        (["--plot", "no/such/folder/plan.svg"], "no/such/folder"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_with_a_sentence(
+    given: list[str], said: str, capsys: Capture
+) -> None:
+    assert main([*RUN, *given]) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.out == ""
+
+
+def test_without_costs_it_says_where_to_get_them(store: CheckpointStore, capsys: Capture) -> None:
+    assert main(["plan"]) == 2
+    assert "give --iteration-s, --cost-s, --persist-s" in capsys.readouterr().err
+    assert main(["plan", str(store.root), "--cost-s", "1"]) == 2
+    assert "give --iteration-s, --persist-s\n" in capsys.readouterr().err
+    assert main(["plan", str(store.root / "none")]) == 1
+    assert "is not a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "not valid JSON"),
+        (b'{"format_version": 2}', "expected format_version 1"),
+        (b'{"format_version": 1, "history": 3}', "history"),
+        (b"[" * 100_000, "not valid JSON"),
+    ],
+)
+def test_a_profile_that_cannot_be_read_is_said(
+    measured: Path, content: bytes, said: str, capsys: Capture
+) -> None:
+    (measured / "profile.json").write_bytes(content)
+    assert main(["plan", str(measured)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_profile_that_is_a_link_is_not_followed(measured: Path, capsys: Capture) -> None:
+    (measured / "profile.json").rename(measured / "elsewhere.json")
+    (measured / "profile.json").symlink_to("elsewhere.json")
+    assert main(["plan", str(measured)]) == 2
+    assert "symbolic link" in capsys.readouterr().err
+
+
+def test_neither_torch_nor_matplotlib_is_imported_without_a_plot() -> None:
+    program = (
+        "import sys; from checkfreq.cli import main; status = main(sys.argv[1:])\n"
+        "assert not {'torch', 'matplotlib', 'numpy'} & {*sys.modules}; sys.exit(status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *RUN], capture_output=True, timeout=60, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (0, b"")

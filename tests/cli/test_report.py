@@ -1,0 +1,122 @@
+"""``checkfreq report``: the page, the PNG files, the JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from checkfreq.cli import main
+from tests.cli.golden import compare
+from tests.story.made import event, many, two_runs, write
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def _in_utc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_page_is_one_file_that_needs_no_other(tmp_path: Path, capsys: Capture) -> None:
+    chk_dir = write(tmp_path / "chk", two_runs())
+    assert main(["report", str(chk_dir)]) == 0
+    assert capsys.readouterr().out == "report.html\n"
+    page = (tmp_path / "report.html").read_text()
+    assert "http" not in re.sub(r'http-equiv|xmlns[:a-z]*="[^"]*"', "", page)
+    assert "<script" not in page
+    assert "41 iterations had to be done again" in page
+    for title in ("How far training is", "Overhead against its bound", "Runs", "What went wrong"):
+        assert f"<h2>{title}</h2>" in page
+    assert not re.search("#0102[0-9a-f]{2}", page)  # every colour is a variable
+
+
+@pytest.mark.parametrize("lock", [True, False])
+def test_the_end_of_the_latest_run_is_told_as_far_as_it_is_known(
+    lock: bool, tmp_path: Path
+) -> None:
+    chk_dir = write(tmp_path / "chk", two_runs())
+    if lock:  # of nobody
+        (chk_dir / ".lock").write_text("{}")
+    assert main(["report", str(chk_dir), "--out", "a.html"]) == 0
+    rows = re.findall("<tr><td>[12]</td>.*?</tr>", Path("a.html").read_text())
+    assert [row.rpartition("<td>")[2] for row in rows] == [
+        "killed</td></tr>",
+        "killed</td></tr>" if lock else "silent</td></tr>",
+    ]
+
+
+def test_ids_in_a_page_are_unique(tmp_path: Path) -> None:
+    chk_dir = write(tmp_path / "chk", two_runs())
+    assert main(["report", str(chk_dir), "--out", "a.html"]) == 0
+    ids = re.findall(r'\bid="([^"]*)"', Path("a.html").read_text())
+    assert len(ids) == len({*ids})
+
+
+def test_png_files_are_written(tmp_path: Path, capsys: Capture) -> None:
+    chk_dir = write(tmp_path / "chk", two_runs())
+    assert main(["report", str(chk_dir), "--png", "figures"]) == 0
+    written = capsys.readouterr().out.split()
+    assert [Path(name).stem for name in written] == [
+        *("progress", "timeline", "overhead", "interval", "time", "storage"),
+    ]
+    assert all(Path(name).read_bytes().startswith(b"\x89PNG") for name in written)
+    assert not Path("report.html").exists()
+
+
+def test_the_json_is_what_it_was(tmp_path: Path, capsys: Capture) -> None:
+    ended = event("ended", 200, two_runs()[-1]["time_unix_s"] + 5, how="closed")
+    chk_dir = write(tmp_path / "chk", [*two_runs(), ended])
+    assert main(["report", "--json", str(chk_dir)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for name in ("at_unix_s", "last_durable_age_s", "quiet_s"):
+        assert found["now"].pop(name) > 0
+    compare("report", found)
+
+
+def test_many_events_make_a_small_page(tmp_path: Path) -> None:
+    chk_dir = write(tmp_path / "chk", many(8000))
+    assert main(["report", str(chk_dir), "--out", "a.html"]) == 0
+    assert Path("a.html").stat().st_size < 700_000
+
+
+def test_hostile_text_stays_text(tmp_path: Path, capsys: Capture) -> None:
+    bad = "<script>alert(1)</script>\x1b[2J"
+    chk_dir = write(
+        tmp_path / "<b>chk", [*two_runs(), event("failed", 200, 1.79e9 + 130, error=bad)]
+    )
+    assert main(["report", str(chk_dir), "--out", "a.html"]) == 0
+    page = Path("a.html").read_text()
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b[2J" in page
+    assert "<script" not in page
+    assert "<b>chk" not in page
+
+
+def test_a_directory_without_events_is_an_error(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["report", str(tmp_path)]) == 1
+    assert "expected a checkpoint directory with events.jsonl" in capsys.readouterr().err
+
+
+def test_a_link_instead_of_events_is_an_error(tmp_path: Path, capsys: Capture) -> None:
+    os.symlink("/etc/passwd", tmp_path / "events.jsonl")
+    assert main(["report", str(tmp_path)]) == 2
+    assert "a symbolic link" in capsys.readouterr().err
+
+
+def test_torn_lines_are_skipped(tmp_path: Path) -> None:
+    chk_dir = write(tmp_path / "chk", two_runs())
+    with (chk_dir / "events.jsonl").open("ab") as file:
+        file.write(b'\xff\xfe{"kind": "commi')
+    assert main(["report", str(chk_dir), "--out", "a.html"]) == 0
+
+
+def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path, capsys: Capture) -> None:
+    chk_dir = write(tmp_path / "chk", two_runs())
+    assert main(["report", str(chk_dir), "--out", "none/a.html"]) == 2
+    assert "report: cannot write" in capsys.readouterr().err

@@ -1,0 +1,121 @@
+"""A training script with checkfreq, as a user has it: clean, or with one fault that is planted.
+
+    python train.py [FAULT]
+
+Its own directory, its own data; nothing in it knows of a crash test.
+"""
+
+import os
+import random
+import sys
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from checkfreq import CFCheckpoint, CFManager, CFMode
+from iterators import CFIterator, isolated_rng
+
+FAULT = sys.argv[1] if len(sys.argv) > 1 else ""
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
+EPOCHS = 3
+
+
+class Points(Dataset):
+    """Eight numbers and one of three classes, with noise."""
+
+    def __init__(self, count: int) -> None:
+        self.x = torch.randn(count, 8, generator=torch.Generator().manual_seed(1))
+        self.own = np.random.default_rng(5)
+        self.is_seeded = False
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        noise = torch.randn(8)
+        if FAULT == "stateful-augmentation":
+            noise = torch.from_numpy(self.own.standard_normal(8)).float()
+        if FAULT == "torch-seed-in-dataset" and not self.is_seeded:
+            self.is_seeded = True
+            torch.manual_seed(7)
+            noise = torch.randn(8)
+        return self.x[index] + 0.1 * noise, int(self.x[index, :3].argmax())
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    model = nn.Sequential(
+        nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 3)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.8)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
+    ema = torch.optim.swa_utils.AveragedModel(
+        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    )
+    held_out = TensorDataset(torch.randn(20, 8))
+    validation = (
+        DataLoader(held_out, batch_size=10, num_workers=1, persistent_workers=True)
+        if FAULT == "persistent-validation-loader"
+        else DataLoader(held_out, batch_size=10)
+    )
+    network = model
+    if RANKS > 1:
+        torch.distributed.init_process_group("gloo")
+        network = nn.parallel.DistributedDataParallel(model)
+
+    tracked = {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "scaler": scaler,
+        "ema": ema,
+    }
+    forgotten = {
+        "forgotten-scheduler": "scheduler",
+        "lost-scaler": "scaler",
+        "missing-ema": "ema",
+    }.get(FAULT)
+    tracked.pop(forgotten, None)
+    if FAULT == "lr-from-batch-index":
+        del tracked["scheduler"], scheduler
+    accumulate = 3 if FAULT == "accumulation-by-enumerate" else 1
+
+    with CFManager("chk", CFCheckpoint(**tracked), mode=CFMode.MANUAL, chk_freq=4) as manager:
+        loader = DataLoader(Points(80), batch_size=4 // RANKS, shuffle=True)
+        train_loader = CFIterator(loader, cf_manager=manager)
+        manager.restore()
+        for _ in train_loader.epochs(EPOCHS):
+            model.train()
+            for index, (x, y) in enumerate(train_loader):
+                if FAULT == "lr-from-batch-index":
+                    for group in optimizer.param_groups:
+                        group["lr"] = 0.01 / (1 + index)
+                loss = nn.functional.cross_entropy(network(x), y) / accumulate
+                scaler.scale(loss).backward()
+                if (index + 1) % accumulate and index + 1 != len(train_loader):
+                    continue
+                if FAULT == "lost-scaler":
+                    scaler.step(optimizer)
+                    scaler.update()
+                else:
+                    manager.weight_update(scaler=scaler)
+                optimizer.zero_grad()
+                if FAULT != "lr-from-batch-index":
+                    scheduler.step()
+                ema.update_parameters(model)
+            model.eval()
+            if FAULT == "persistent-validation-loader":
+                sum(model(x).sum() for (x,) in validation)
+            else:
+                with isolated_rng():
+                    sum(model(x).sum() for (x,) in validation)
+    print("done", flush=True)
+
+
+main()

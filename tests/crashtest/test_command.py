@@ -1,0 +1,147 @@
+"""``checkfreq crashtest`` as one types it: other signals, lost machines, ranks, scripts of others.
+
+The scripts are processes of their own, which import torch: the planted faults are found one by one,
+and faster, in ``test_planted_faults.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+pytestmark = [pytest.mark.more, pytest.mark.crash, pytest.mark.slow]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the command ended with, and its JSON."""
+
+    status: int
+    verdict: dict[str, Any]
+    progress: str
+
+    @property
+    def kills(self) -> list[str]:
+        return [kill["how"] for kill in self.verdict["kills"]]
+
+
+def crashtest(folder: Path, *options: str, script: str = "train", arguments: str = "") -> Said:
+    command = [sys.executable, "-m", "checkfreq.cli", "crashtest", "--json", "--kills", "2"]
+    done = subprocess.run(
+        [
+            *command,
+            *options,
+            "--",
+            sys.executable,
+            str(SCRIPTS / f"{script}.py"),
+            *arguments.split(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        cwd=folder,
+    )
+    print(done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    return Said(done.returncode, json.loads(done.stdout), done.stderr)
+
+
+@pytest.mark.parametrize("options", ["--signal TERM", "--group", "--signal TERM --group"])
+def test_a_script_that_is_told_to_stop_or_loses_its_machine_resumes_exactly(
+    options: str, tmp_path: Path
+) -> None:
+    said = crashtest(tmp_path, *options.split())
+    assert (said.status, said.verdict["outcome"]) == (0, "exact")
+    name = "SIGTERM" if "TERM" in options else "SIGKILL"
+    whom = "every process" if "--group" in options else "the script"
+    assert said.kills[0] == f"{name} to {whom}"
+    if name == "SIGTERM":  # it goes on to the next boundary, and what it has there is saved
+        assert all(kill["restored_step"] == kill["step"] for kill in said.verdict["kills"])
+
+
+def test_the_users_directory_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "chk").mkdir()
+    (tmp_path / "chk" / "mine").write_text("mine")
+    assert crashtest(tmp_path).status == 0
+    assert [path.name for path in (tmp_path / "chk").iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("signal", ["KILL", "TERM"])
+def test_a_script_that_saves_by_itself_into_its_own_folder_passes(
+    signal: str, tmp_path: Path
+) -> None:
+    options = ("--dir", "own", "--glob", "latest.*", "--signal", signal)
+    said = crashtest(tmp_path, *options, script="plain", arguments="own")
+    assert (said.status, said.verdict["outcome"]) == (0, "exact")
+    assert said.kills[0] == "in the middle of a save"
+    assert (tmp_path / "own" / "latest.pt").exists()
+
+
+def test_a_fault_of_a_script_that_saves_by_itself_is_named(tmp_path: Path) -> None:
+    options = ("--dir", "own", "--glob", "*.pt", "--group")
+    said = crashtest(tmp_path, *options, script="plain", arguments="own reused-seed")
+    assert (said.status, said.verdict["outcome"]) == (1, "differs")
+    assert said.verdict["causes"][0]["name"] == "reused-seed"
+
+
+def test_a_pattern_that_no_file_has_is_an_error(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "checkfreq.cli",
+        "crashtest",
+        "--dir",
+        "own",
+        "--glob",
+        "*.ckpt",
+    ]
+    done = subprocess.run(
+        [*command, "--", sys.executable, str(SCRIPTS / "plain.py"), "own"],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 2
+    assert "no file in" in done.stderr
+    assert "'*.ckpt'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize(
+    ("script", "arguments", "options"),
+    [
+        ("train", "", ""),
+        ("train", "", "--signal TERM --group"),
+        ("plain", "{dir}", "--glob latest.pt"),
+    ],
+)
+def test_two_ranks_resume_exactly(
+    script: str, arguments: str, options: str, tmp_path: Path
+) -> None:
+    options = f"--ranks 2 {options}"
+    said = crashtest(tmp_path, *options.split(), script=script, arguments=arguments)
+    assert (said.status, said.verdict["outcome"], said.verdict["ranks"]) == (0, "exact", 2)
+    assert len(said.kills) == 2
+    if script == "train" and not options.endswith("--group"):
+        assert said.kills[0] in ("SIGKILL to rank 0", "SIGKILL to rank 1")
+    assert all(kill["restored_step"] for kill in said.verdict["kills"])
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("fault", ["forgotten-scheduler", "stateful-augmentation"])
+def test_a_planted_fault_is_found_on_two_ranks(fault: str, tmp_path: Path) -> None:
+    said = crashtest(tmp_path, "--ranks", "2", arguments=fault)
+    assert (said.status, said.verdict["outcome"], said.verdict["ranks"]) == (1, "differs", 2)
+    assert said.verdict["causes"][0]["name"] == fault
+    difference = said.verdict["difference"]
+    assert difference["step"] == difference["restored_step"] + 1

@@ -1,0 +1,1 @@
+"""The story of a directory, the report and the live view."""

@@ -1,0 +1,180 @@
+"""The story that events tell, and the figures of a moment."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from checkfreq.story.facts import facts, span, time_spent
+from checkfreq.story.figures import State, figures
+from checkfreq.story.model import Story
+from tests.story.made import DURABLE_S, START_S, began, committed, event, plan, two_runs
+
+
+def story_of(events: list[dict[str, Any]]) -> Story:
+    story = Story()
+    story.add_all(events)
+    return story
+
+
+def test_runs_are_told_apart_and_what_was_lost_between_them_is_known() -> None:
+    story = story_of(two_runs())
+    first, second = story.runs
+    assert [save.step for save in first.saves] == [40, 80, 120]
+    assert (first.first_step, first.reached_step, first.how) == (0, 161, "")
+    assert second.restore is not None
+    assert (second.first_step, second.max_overhead) == (120, 0.035)
+    loss = story.loss(second)
+    assert loss is not None
+    assert (loss.steps, loss.uncertain_steps) == (41, 40)
+    assert loss.work_s == pytest.approx(41 * 0.25 * 1.031)
+    assert loss.down_s == pytest.approx(100.0 - 42.0)
+    assert story.loss(first) is None
+
+
+def test_instants_of_the_monotonic_clock_are_placed_in_time() -> None:
+    story = story_of(two_runs())
+    save = story.runs[0].saves[0]
+    run = story.runs[0]
+    # As if the news of a commit had taken no time: off by the delay of the news at most.
+    assert run.started_s(save) == pytest.approx(START_S + 10.0, abs=0.21)
+    assert run.durable_s(save) - run.started_s(save) == pytest.approx(DURABLE_S)
+
+
+def test_a_run_that_ended_has_lost_nothing() -> None:
+    last = {**committed(40, START_S + 10), "at_step": 40}
+    ended = [began(0, START_S), last, event("ended", 40, START_S + 15, how="closed")]
+    again = [event("restored", 40, START_S + 99, source="directory"), began(40, START_S + 99)]
+    story = story_of([*ended, *again])
+    loss = story.loss(story.runs[1])
+    assert loss is not None
+    assert (loss.steps, loss.uncertain_steps) == (0, 0)
+    assert story.runs[0].how == "closed"
+
+
+def test_what_a_worker_does_after_its_trainer_belongs_to_that_run() -> None:
+    after = event("committed", 160, START_S + 44, after_trainer_death=True)
+    events = two_runs()
+    events.insert(6, after)
+    first = story_of(events).runs[0]
+    assert first.saves[-1].by_worker
+    assert first.saves[-1].step == 160
+
+
+def test_a_step_that_was_chosen_is_no_loss() -> None:
+    events = two_runs()
+    events[6]["was_chosen"] = True
+    story = story_of(events)
+    assert story.loss(story.runs[1]) is None
+
+
+def test_events_of_an_earlier_version_make_runs_too() -> None:
+    events = [one for one in two_runs() if one["kind"] != "began"]
+    for one in events:
+        for name in ("started_monotonic_s", "at_step"):
+            one.pop(name, None)
+    story = story_of(events)
+    assert len(story.runs) == 2
+    assert story.runs[0].max_overhead == 0.035  # from the plan's words
+
+
+def test_fresh_runs_without_a_beginning_are_told_apart_by_their_steps() -> None:
+    story = story_of([committed(80, START_S), committed(40, START_S + 50)])
+    assert len(story.runs) == 2
+
+
+def test_the_time_adds_up() -> None:
+    spent = time_spent(story_of(two_runs()))
+    assert sum(spent.values()) == pytest.approx(120.0)
+    assert spent["lost"] == pytest.approx(41 * 0.25 * 1.031)
+    assert spent["down"] == pytest.approx(58.0)
+
+
+def test_the_figures_of_a_run_that_goes_on() -> None:
+    story = story_of(two_runs())
+    now = figures(story, now_s=START_S + 125.0, is_held=True, being_written_step=200)
+    assert now.state is State.TRAINING
+    assert (now.last_durable_step, now.uploaded_step, now.being_written_step) == (160, 160, 200)
+    step_s = 0.25 * 1.031
+    assert now.step == 172 + int((125.0 - 114.2) / step_s)
+    assert now.is_estimated
+    assert now.next_due_step == 240
+    assert now.at_risk_steps == now.step - 160
+    assert now.at_risk_s == pytest.approx(14.0, abs=0.3)
+    assert now.used_of_bound == pytest.approx(0.031 / 0.035)
+    assert (now.num_committed, now.num_failed, now.num_failed_in_row) == (4, 1, 0)
+
+
+def test_a_run_whose_lock_nobody_holds_was_killed() -> None:
+    now = figures(story_of(two_runs()), now_s=START_S + 125.0, is_held=False)
+    assert now.state is State.KILLED
+    assert not now.is_estimated
+    assert now.at_risk_steps == 0
+
+
+def test_a_run_without_news_for_long_is_silent() -> None:
+    story = story_of(two_runs())
+    assert figures(story, now_s=START_S + 900.0, is_held=None).state is State.SILENT
+    assert figures(story, now_s=START_S + 900.0, is_held=True).state is State.SILENT
+
+
+@pytest.mark.parametrize("how", ["closed", "stopped", "finished", "failed"])
+def test_a_run_says_how_it_ended(how: str) -> None:
+    story = story_of([*two_runs(), event("ended", 200, START_S + 130, how=how)])
+    now = figures(story, now_s=START_S + 200.0, is_held=None)
+    assert now.state.value == how
+    assert now.step == 200
+
+
+def test_no_events_are_a_story_too() -> None:
+    assert figures(Story(), now_s=1.0, is_held=None).state is State.NONE
+    assert facts(Story(), figures(Story(), now_s=1.0, is_held=None))["runs"] == []
+
+
+def test_any_field_may_hold_anything() -> None:
+    generator = random.Random(18)
+    odd = [
+        None,
+        True,
+        -1,
+        1e300,
+        "x" * 9000,
+        "\x1b[2J<script>",
+        [],
+        {},
+        [1],
+        {"a": 1},
+        3,
+        0.5,
+        float("nan"),
+    ]
+    for _ in range(300):
+        story = Story()
+        for one in two_runs():
+            name = generator.choice([*one])
+            story.add({**one, name: generator.choice(odd), "costs": generator.choice(odd)})
+        now = figures(story, now_s=START_S, is_held=generator.choice([True, False, None]))
+        facts(story, now)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0.0, "0 s"), (0.012, "12.0 ms"), (0.25, "250.0 ms"), (12.0, "12.0 s"),
+     (240.0, "4.0 min"), (10_800.0, "3.0 h"), (259_200.0, "3.0 d")],
+)  # fmt: skip
+def test_spans_are_for_people(seconds: float | None, text: str) -> None:
+    assert span(seconds) == text
+
+
+def test_an_interval_of_the_user_counts_without_a_plan() -> None:
+    start = {**began(0, START_S), "mode": "manual", "interval_steps": 25}
+    now = figures(story_of([start, committed(25, START_S + 6)]), now_s=START_S + 9.2, is_held=True)
+    assert now.interval_steps in (25, 40)
+    assert now.reason == "chosen by the user"
+
+
+def test_a_plan_belongs_to_its_run() -> None:
+    story = story_of([began(0, START_S), plan(10, START_S + 3)])
+    assert story.runs[0].plans[0].interval_steps == 40

@@ -1,0 +1,79 @@
+"""events.jsonl and events.1.jsonl, as they are read again and again."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from checkfreq.errors import NoCheckpointError, StorageError
+from checkfreq.events import Event, EventLog
+from checkfreq.store.fileops import LocalFileOps
+from checkfreq.story.reading import EventReader
+from tests.story.made import event, write
+
+
+def steps(reader: EventReader) -> list[int]:
+    return [one["step"] for one in reader.new()]
+
+
+def test_the_older_file_comes_first(tmp_path: Path) -> None:
+    write(tmp_path, [event("plan", 1, 1.0)], name="events.1.jsonl")
+    write(tmp_path, [event("plan", 2, 2.0)])
+    assert steps(EventReader(tmp_path)) == [1, 2]
+
+
+def test_only_new_lines_are_read_the_next_time(tmp_path: Path) -> None:
+    write(tmp_path, [event("plan", 1, 1.0)])
+    reader = EventReader(tmp_path)
+    assert steps(reader) == [1]
+    assert steps(reader) == []
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write(json.dumps(event("plan", 2, 2.0)) + '\n{"kind": "pl')
+    assert steps(reader) == [2]
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('an", "step": 3}\n')
+    assert steps(reader) == [3]
+
+
+@pytest.mark.parametrize("look_every", [1, 2, 3])
+def test_no_event_is_missed_or_read_twice_while_files_turn_over(
+    tmp_path: Path, look_every: int
+) -> None:
+    log = EventLog(tmp_path / "events.jsonl", LocalFileOps(tmp_path), max_bytes=600)
+    reader, found = EventReader(tmp_path), []
+    for step in range(60):
+        log.append(Event("plan", step, {"explanation": "x" * 20}))
+        if step % look_every == 0:
+            found += steps(reader)
+    found += steps(reader)
+    assert found == list(range(60))
+
+
+def test_lines_that_are_no_json_objects_are_counted_and_skipped(tmp_path: Path) -> None:
+    good = json.dumps(event("plan", 1, 1.0))
+    (tmp_path / "events.jsonl").write_text(f"{good}\n\x00\n[1]\n{good[:9]}\n{good}\n{'[' * 9999}\n")
+    reader = EventReader(tmp_path)
+    assert steps(reader) == [1, 1]
+    assert reader.num_skipped == 4
+
+
+@pytest.mark.parametrize("length", [10, 1000, 300_000])
+def test_a_file_larger_than_a_piece_is_read_whole(tmp_path: Path, length: int) -> None:
+    num = 3_000_000 // (length + 80)
+    write(tmp_path, (event("plan", step, 1.0, explanation="x" * length) for step in range(num)))
+    assert steps(EventReader(tmp_path)) == list(range(num))
+
+
+def test_a_directory_without_events_is_named(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "none"):
+        with pytest.raises(NoCheckpointError, match="found none"):
+            EventReader(folder).require()
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    os.symlink("/etc/passwd", tmp_path / "events.jsonl")
+    with pytest.raises(StorageError, match="a symbolic link"):
+        EventReader(tmp_path).new()
