@@ -17,6 +17,10 @@ from tests import leftovers
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
+# A shell has its background jobs ignore SIGINT, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 #: Of tests that take long, together or each; a file of them is begun early.
 LONG = ("crash", "dist", "slow")

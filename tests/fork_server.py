@@ -9,21 +9,26 @@ from __future__ import annotations
 import multiprocessing
 
 FORK_SERVER = multiprocessing.get_context("forkserver")
-FORK_SERVER.set_forkserver_preload(
-    [
-        "pytest",
-        "torch._dynamo",  # torch.optim imports it at its first step, which takes seconds
-        "torch._dynamo.backends.debugging",
-        "torch._functorch.aot_autograd",
-        "benchmarks.imagenet.models",
-        "tests.crash.programs",
-        "tests.exactness.trainer",
-        "tests.integrations.ranks",
-        "tests.iterators.elastic.program",
-        "torch.distributed.fsdp",
-        "torch.distributed.tensor",
-        "tests.ranks.tiny",
-        "tests.ranks.training",
-        "tests.state.sharded",
-    ]
-)
+_PRELOADED = [
+    "pytest",
+    "torch._dynamo",  # torch.optim imports it at its first step, which takes seconds
+    "torch._dynamo.backends.debugging",
+    "torch._functorch.aot_autograd",
+    "benchmarks.imagenet.models",
+    "tests.crash.programs",
+    "tests.exactness.trainer",
+    "tests.integrations.ranks",
+    "tests.iterators.elastic.program",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "tests.ranks.tiny",
+    "tests.ranks.training",
+    "tests.state.sharded",
+]
+FORK_SERVER.set_forkserver_preload(_PRELOADED)
+
+
+def preload(*modules: str) -> None:
+    """Have the server import these too: large frameworks, where they are going to be tested."""
+    _PRELOADED.extend(module for module in modules if module not in _PRELOADED)
+    FORK_SERVER.set_forkserver_preload(_PRELOADED)

@@ -129,7 +129,6 @@ def test_an_object_without_state_dict_is_refused_by_name(value: object, describe
         ({"f": lambda: None}, r"extra\.f"),
         ({"lock": threading.Lock()}, r"extra\.lock"),
         ({"meta": torch.zeros(1, device="meta")}, r"extra\.meta"),
-        ({"sparse": torch.eye(2).to_sparse()}, r"extra\.sparse"),
     ],
 )
 def test_what_cannot_be_kept_is_named_by_its_path_at_the_first_step(

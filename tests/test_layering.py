@@ -23,8 +23,9 @@ BASE = ("types", "errors", "console", "faults", "forks", "events", "config")
 FOLDERS = {
     "checkfreq": (
         *("store", "policy", "mirror", "notices", "state", "snapshot", "persist", "supervisor"),
-        *("restore", "pacing", "run", "ranks", "session", "manager", "helpers", "simulation"),
-        *("cli", "integrations", "testing"),
+        *("restore", "pacing", "run", "ranks", "session", "crashtest"),
+        *("manager", "helpers", "simulation", "story", "doctor"),
+        *("integrations", "formats", "cli", "testing"),
     ),
     "iterators": (
         *("errors", "order", "protocol", "loop", "replay", "torch", "dali"),
@@ -35,8 +36,8 @@ FOLDERS = {
 EDGE = ("cli", "integrations", "testing")
 TORCH_FREE = (
     *BASE,
-    *("store", "policy", "mirror", "notices", "supervisor", "simulation", "cli"),
-    *("persist.worker", "restore.stream"),
+    *("store", "policy", "mirror", "notices", "supervisor", "simulation", "story", "cli"),
+    *("doctor", "persist.worker", "restore.stream", "crashtest.work"),
 )
 #: What pure decisions may not import: no torch, clock or I/O.
 IMPURE = {"torch", "numpy", "os", "io", "pathlib", "shutil", "socket", "subprocess", "time"}

@@ -26,13 +26,18 @@ ALLOWED = {
     "checkfreq.persist.pressure": "/proc and /sys",
     "checkfreq.faults": "paths that a test gives in the environment",
     "checkfreq.ranks.store_thread": "/proc",
-    "checkfreq.cli.parser": "/dev/null",
+    "checkfreq.cli.group": "/dev/null",
+    "checkfreq.doctor.machine": "/dev/shm, /proc and /sys",
     "checkfreq.supervisor.becoming": "the script, and the folder that it imports from",
     "checkfreq.supervisor.board": "/proc, where the supervisor's own memory is",
+    "checkfreq.formats.numpy_reader": "stands alone: it may be copied out of the package",
     "checkfreq.testing.contract": "links that a test plants",
 }
 #: A module's files are the business of these packages, which read no checkpoints.
-OUTSIDE = ("checkfreq.simulation", "checkfreq.cli.simulate")
+OUTSIDE = (
+    *("checkfreq.simulation", "checkfreq.cli.simulate", "checkfreq.crashtest"),
+    *("checkfreq.story.report.writing", "checkfreq.story.watch.prometheus"),
+)
 
 _OS = {
     *("open", "stat", "lstat", "listdir", "scandir", "walk", "fwalk", "access", "statvfs"),

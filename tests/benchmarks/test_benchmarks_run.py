@@ -33,6 +33,23 @@ ROOT = Path(__file__).resolve().parents[2]
         ("endurance", ["--checkpoints", "20"], {"1", "9", "growth"}),
         ("decision", ["--iterations", "300", "--repeats", "1", "--long", "300"], {"auto"}),
         ("first", ["--mib", "1", "--batch", "1"], {"auto"}),
+        ("lightning_loop", ["--iterations", "50", "--repeats", "1"], {"callback"}),
+        (
+            "frozen",
+            ["--frozen-mib", "4", "--trained-mib", "1", "--saves", "3", "--rounds", "1"],
+            {"trained part alone", "with the frozen base"},
+        ),
+        (
+            "watch",
+            ["--rounds", "1", "--iterations", "40", "--every", "20", "--width", "32"],
+            {"none", "watch", "watch --http, scraped", "watch --textfile", "TensorBoard"},
+        ),
+        (
+            "crashtest",
+            ["--steps", "20", "--wait", "0", "--kills", "1", "--arms", "clean"],
+            {"clean"},
+        ),
+        ("report", ["--events", "200", "--rounds", "1"], {"one run", "many runs", "a short run"}),
         ("mirror", ["--mib", "1", "--rounds", "2"], {"upload", "training"}),
         ("restarts", [*TINY_RESTART, "--arms", "memory", "both"], {"memory", "both"}),
     ],
@@ -44,6 +61,16 @@ def test_it_prints_a_result_line_per_arm(
     assert arms <= {line.get("arm") for line in lines}
     assert all(line["benchmark"] == name and line["commit"] and line["versions"] for line in lines)
     assert all(line["storage"] for line in lines)
+
+
+def test_meetings_print_a_line_per_number_of_ranks_and_arm(tmp_path: Path) -> None:
+    small = ("--ranks", "2", "8", "--fan-in", "2", "--rounds", "1")
+    lines = run_forked("ranks", *small, output=tmp_path / "stdout")
+    arms = ["tree of 2", "star", "star, polled"]
+    assert [(line["ranks"], line["arm"]) for line in lines] == [
+        (n, a) for n in (2, 8) for a in arms
+    ]
+    assert all(line["root_cpu_us"] > 0 and line["store_cpu_us"] > 0 for line in lines)
 
 
 def test_restores_print_a_line_per_memory_and_arm(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def _fifo(path: Path, target: Path) -> None:
     "name",
     [
         *(".lock", ".latest.new", "latest", "events.jsonl", "marks.jsonl"),
-        *("profile.json", ".profile.json.new"),
+        *("profile.json", ".profile.json.new", "trace.jsonl"),
     ],
 )
 def test_nothing_is_written_through_what_was_planted_in_the_directory(
@@ -162,11 +162,13 @@ def test_nothing_is_written_through_what_was_planted_in_the_directory(
     plant(chk_dir / name, tmp_path / "bashrc")
     training = Training()
     auto = {"mode": checkfreq.CFMode.AUTO, "chk_freq": None} if "profile" in name else {}
+    traced = {"config": config(record_trace=True)} if "trace" in name else {}
     refused = ""
     try:
-        with managed(chk_dir, training.chk, **auto) as manager:
+        with managed(chk_dir, training.chk, **auto, **traced) as manager:
             one(training, manager)
             manager.save(wait=True, keep=True)
+            one(training, manager)
     except CheckFreqError as error:
         refused = str(error)
     assert name in refused or CheckpointStore(chk_dir).verify(1).step == 1

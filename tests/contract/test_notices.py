@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ def stopped_at(chk_dir: Path, training: Training, **settings: Any) -> CFManager:
 
 
 def test_the_last_checkpoint_is_durable_before_the_deadline(chk_dir: Path) -> None:
-    deadline = datetime.now(UTC) + timedelta(seconds=9.0 * slowness())
+    deadline = datetime.now(timezone.utc) + timedelta(seconds=9.0 * slowness())
     manager = stopped_at(chk_dir, Training(), deadline=deadline)
     (stop,), (committed,) = events(chk_dir, "stop"), events(chk_dir, "committed")
     assert (stop["signal"], stop["step"]) == ("deadline", manager.global_step)
@@ -68,20 +68,21 @@ def test_the_last_checkpoint_is_durable_before_the_deadline(chk_dir: Path) -> No
 def test_iterators_stop_as_after_a_signal_and_the_run_is_continued_to_the_same_bits(
     chk_dir: Path, tmp_path: Path
 ) -> None:
+    epochs = 40  # enough for the worker to start, and to say that the deadline is over
     reference = Training()
     with managed(tmp_path / "reference", reference.chk) as manager:
-        train(reference, manager, CFIterator(loader(), cf_manager=manager), 2)
+        train(reference, manager, CFIterator(loader(), cf_manager=manager), epochs)
         bits = reference.bits()
     training, past = Training(), config(deadline=time.time() - 1.0)
     manager = managed(chk_dir, training.chk, config=past)
     with manager, pytest.raises(TrainingStopped) as caught:
-        train(training, manager, CFIterator(loader(), cf_manager=manager), 2)
+        train(training, manager, CFIterator(loader(), cf_manager=manager), epochs)
     assert caught.value.code == 75
     training = Training(seed=1)
     with managed(chk_dir, training.chk) as manager:
         iterator = CFIterator(loader(), cf_manager=manager)
         assert manager.restore()
-        train(training, manager, iterator, 2)
+        train(training, manager, iterator, epochs)
         assert training.bits() == bits
 
 
@@ -186,7 +187,7 @@ def test_a_worker_that_is_replaced_goes_on_watching(
 
 
 def test_a_spot_notice_ends_the_run_in_time(chk_dir: Path, server: Server) -> None:
-    at = datetime.now(UTC) + timedelta(seconds=9.0 * slowness())
+    at = datetime.now(timezone.utc) + timedelta(seconds=9.0 * slowness())
     action = {"action": "terminate", "time": at.strftime("%Y-%m-%dT%H:%M:%SZ")}
     server.answers |= {
         "PUT /latest/api/token": (200, "t0ken"),

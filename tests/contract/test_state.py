@@ -75,7 +75,7 @@ def test_an_ordered_dict_counts_as_a_plain_dict(chk_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, 3, [torch.zeros(1)], torch.zeros(1), object(), torch.nn.Linear]
+    "value", [None, 3, (torch.zeros(1),), torch.zeros(1), object(), torch.nn.Linear]
 )
 def test_anything_else_is_a_state_error_naming_it_never_skipped(value: object) -> None:
     with pytest.raises(StateError, match=r"CFCheckpoint\(thing=\.\.\.\)"):

@@ -77,11 +77,36 @@ def test_each_event_is_one_line_of_events_jsonl(chk_dir: Path, worker_fault: Set
             manager.save()
             manager.wait()
     found = [(event["kind"], event["step"]) for event in events(chk_dir)]
-    assert found[:3] == [("failed", 1), ("committed", 2), ("committed", 3)]
+    assert found[:4] == [("began", 0), ("failed", 1), ("committed", 2), ("committed", 3)]
     with managed(chk_dir, Training().chk) as manager:
         manager.restore()
     last = events(chk_dir)[-1]
     assert (last["kind"], last["step"], last["steps_lost"]) == ("restored", 3, 0)
+
+
+def test_a_run_says_when_it_begins_and_ends_and_how_far_it_was_at_each_commit(
+    chk_dir: Path,
+) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk, chk_freq=1, max_overhead=0.02) as manager:
+        training.steps(manager, 2)
+        manager.wait()
+    first, *_, last = events(chk_dir)
+    assert (first["kind"], first["world"], first["mode"]) == ("began", 1, "manual")
+    assert (first["max_overhead"], first["interval_steps"]) == (0.02, 1)
+    assert (last["kind"], last["step"], last["how"]) == ("ended", 2, "closed")
+    saves = [event for event in events(chk_dir) if event["kind"] == "committed"]
+    assert [save["step"] for save in saves] == [1, 2]
+    assert saves[-1]["at_step"] == 2
+    assert all(save["durable_monotonic_s"] > save["started_monotonic_s"] for save in saves)
+
+
+def test_a_run_that_fails_says_so(chk_dir: Path) -> None:
+    training = Training()
+    with pytest.raises(ZeroDivisionError), managed(chk_dir, training.chk) as manager:
+        training.steps(manager, 1)
+        raise ZeroDivisionError
+    assert events(chk_dir)[-1]["how"] == "failed"
 
 
 def test_the_reason_of_a_checkpoint_is_recorded(chk_dir: Path) -> None:

@@ -47,6 +47,10 @@ class Lived:
         return any(event.instant[0] == "restored" for event in self.events)
 
     @property
+    def restored_from(self) -> object:
+        return next((e.data for e in self.events if e.instant[0] == "restored"), None)
+
+    @property
     def history(self) -> list[Event]:
         return [e for e in self.events if e.instant[0] not in ("restoring", "restored")]
 
@@ -140,16 +144,21 @@ def check_history(lived: Lived, whole: list[Event]) -> int:
 
 
 def run_case(name: str, folder: Path, *, seed: int) -> int:
-    """Kill the case as planned and compare; returns how many kills it took."""
+    """Kill the case as planned and compare; returns how many kills it took.
+
+    Some lives leave their snapshots in memory to the next, and go on from what they find there.
+    """
     whole = run_life(Life(name, folder / "whole", seed=0))
     assert whole.exit_code == 0
     dice = random.Random(f"{name}{seed}")
     reached = durable = num_resumed = 0
+    is_left = False  # the life before left a snapshot of its own in memory
     aims: list[list[Instant]] = [*planned_aims(whole.history), []]
     for number, aim in enumerate(aims):
         kill = _kill(aim, reached, whole.history, dice) if number < len(aims) - 1 else None
         seed = number if durable else 0
-        lived = run_life(Life(name, folder / "killed", seed=seed), kill)
+        life = Life(name, folder / "killed", seed=seed, keeps_memory=number % 4 != 3)
+        lived = run_life(life, kill)
         step = whole.history[reached].step if number else 0
         logger.info("%s: %s", name, _told(lived, kill, step))
         assert lived.exit_code == (0 if kill is None else -9)
@@ -157,9 +166,15 @@ def run_case(name: str, folder: Path, *, seed: int) -> int:
         if lived.has_restored:
             assert lived.restored_step >= durable, "an acknowledged checkpoint is lost"
             assert step - lived.restored_step <= CASES[name].max_lag + 3
+            if lived.restored_step and not life.keeps_memory:
+                assert lived.restored_from == "directory"
+            if is_left and life.keeps_memory:
+                assert lived.restored_from == "memory"
         num_resumed += lived.restored_step > 0
         reached = max(reached, start + len(lived.history) - 1)
-        durable = max(durable, *(event.durable_step for event in lived.events))
+        newest = max(event.durable_step for event in lived.events)
+        is_left = life.keeps_memory and newest > max(durable, lived.restored_step)
+        durable = max(durable, newest)
     assert reached == len(whole.history) - 1
     assert num_resumed >= 3  # of nine lives; how many have something to resume depends on the disk
     return len(aims) - 1
@@ -171,4 +186,7 @@ def _told(lived: Lived, kill: Kill | None, reached_step: int) -> str:
         return f"{end}, before restore returned"
     lost = reached_step - lived.restored_step
     last = lived.events[-1]
-    return f"restored step {lived.restored_step}, {lost} lost, {end}: {last.instant} {last.step}"
+    return (
+        f"restored step {lived.restored_step} from {lived.restored_from}, {lost} lost, {end}: "
+        f"{last.instant} {last.step}"
+    )

@@ -50,11 +50,15 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """``seed`` differs from life to life: what a restored run shares with it is luck no more."""
+    """``seed`` differs from life to life: what a restored run shares with it is luck no more.
+
+    ``keeps_memory``: it goes on from what the life before left in memory, and leaves its own there.
+    """
 
     case: str
     chk_dir: Path
     seed: int
+    keeps_memory: bool = False
     hold_at: Instant | None = None
 
 
@@ -76,7 +80,7 @@ def train(life: Life, events: Connection, aimed: Connection) -> None:
         chk,
         mode=CFMode.MANUAL,
         chk_freq=case.chk_freq,
-        config=CFConfig(verify_settled=True),
+        config=CFConfig(verify_settled=True, keep_in_memory_s=300.0 * life.keeps_memory),
     ) as cf:
         _Trainer(case, cf, events, aimed, life.hold_at).run()
 
@@ -105,7 +109,7 @@ class _Trainer:
     def run(self) -> None:
         self._report("restoring")
         self._cf.restore()
-        self._report("restored")
+        self._report("restored", self._cf.stats()["restored_from"])
         if self._case.total_steps is None:
             self._epochs()
         else:

@@ -1,0 +1,27 @@
+"""benchmarks.interval: the same seeds give the same numbers, and the table says what lines say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.interval.loads import LOADS
+from benchmarks.interval.measure import ARMS, simulated
+from benchmarks.interval.table import TABLES
+from benchmarks.lab.tables import tables_of
+from tests.benchmarks.test_benchmarks_run import run_forked
+
+
+def test_every_load_and_arm_has_a_line_and_the_table_a_row(tmp_path: Path) -> None:
+    args = ("--seeds", "1", "--iterations", "300")
+    lines = run_forked("interval", *args, output=tmp_path / "lines")
+    assert [(x["load"], x["arm"]) for x in lines] == [(a, b) for a in LOADS for b in ARMS]
+    assert {line["runs"] for line in lines} == {5}
+    (table,) = tables_of(lines, TABLES)
+    middle, high = lines[0]["interval_over_ideal"]
+    assert f"| quiet | neighbours | {middle:.2f} ({high:.2f}) |" in table
+
+
+def test_a_seed_gives_the_same_run_each_time_and_another_seed_another() -> None:
+    run = simulated("bursts", "neighbours", 500, ("host", 1))
+    assert simulated("bursts", "neighbours", 500, ("host", 1)) == run
+    assert simulated("bursts", "neighbours", 500, ("host", 2)) != run
