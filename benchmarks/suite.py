@@ -50,6 +50,7 @@ ON_CPU = (
     Call("memory", "--mib 16", 20),
     Call("first", "--mib 1024", 25),
     Call("startup", "", 5),
+    Call("frozen", "--rounds 1", 30),
 )
 
 #: Not in ``make bench``: longer runs of some of those, ranks, data, and the policy.
@@ -66,11 +67,18 @@ LONGER = (
     Call("restarts", "--mib 1024", 420),
     Call("overhead", "--model resnet18 --live --max-seconds 300", 420),
     Call("sharded", "--rounds 4", 300),
+    Call("ranks", "", 420),
     Call("iterators", "", 300),
     Call("endurance", "", 900),
     Call("mirror", "", 60),
     Call("decision", "", 45),
+    Call("lightning_loop", "", 60),
     Call("simulate", "", 40),
+    Call("traces", "", 30),
+    Call("interval", "", 120),
+    Call("report", "", 45),
+    Call("watch", "", 300),
+    Call("crashtest", "", 260),
 )
 
 #: ``make bench-gpu PART=1``, 2 and 3: what needs a GPU, each in under 10 minutes.
@@ -110,7 +118,7 @@ def chosen(calls: Sequence[Call], names: Iterable[str]) -> list[Call]:
 
 #: The exit status of timeout(1).
 OVERRAN = 124
-_CLEAN_UP_S = 30.0
+_CLEAN_UP_S = 90.0
 #: Runs a call within a time limit in seconds; returns its status and its output.
 Run = Callable[[Call, float], tuple[int, str]]
 

@@ -100,9 +100,7 @@ _REASONS = {
     "checkfreq, and its checkpoint is of one instant.",
     "durable": "The disk is the limit. More threads, other chunk sizes, or writing each chunk as "
     "soon as it is copied do not help.",
-    "restore": "checkfreq verifies every byte before it changes one, so it needs memory for the "
-    "whole state, and new memory costs more than the read on this machine. The alternatives verify "
-    "nothing.",
+    "restore": "checkfreq verifies every byte that it reads. The alternatives verify nothing.",
 }
 _FIGURES = {
     "held": "Time for which a save stops training",

@@ -11,12 +11,15 @@ import re
 from pathlib import Path
 
 from benchmarks.compare import table as compare
+from benchmarks.crashtest import table as crashtest
 from benchmarks.decision import table as decision
 from benchmarks.first import table as first
 from benchmarks.frequency import table as frequency
+from benchmarks.frozen import table as frozen
 from benchmarks.goodput import table as goodput
 from benchmarks.interference import table as interference
 from benchmarks.interruptions import table as interruptions
+from benchmarks.interval import table as interval
 from benchmarks.iterators import table as iterators
 from benchmarks.lab.results import RESULTS, ROOT, lines_of
 from benchmarks.lab.tables import Table
@@ -25,6 +28,8 @@ from benchmarks.memory import table as memory
 from benchmarks.mirror import table as mirror
 from benchmarks.overhead import table as overhead
 from benchmarks.paper import table as paper
+from benchmarks.ranks import table as ranks
+from benchmarks.report import table as report
 from benchmarks.restarts import table as restarts
 from benchmarks.restore import table as restore
 from benchmarks.scale import table as scale
@@ -32,29 +37,40 @@ from benchmarks.sharded import table as sharded
 from benchmarks.simulate import table as simulate
 from benchmarks.startup import table as startup
 from benchmarks.summary import FINDINGS
+from benchmarks.traces import table as traces
+from benchmarks.versions import table as versions
+from benchmarks.watch import table as watch
 
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 
 TABLES: dict[str, Table] = {
     **compare.TABLES,
+    **crashtest.TABLES,
     **decision.TABLES,
     **first.TABLES,
     **frequency.TABLES,
+    **frozen.TABLES,
     **goodput.TABLES,
     **interference.TABLES,
     **interruptions.TABLES,
+    **interval.TABLES,
     **iterators.TABLES,
     **limits.TABLES,
     **memory.TABLES,
     **mirror.TABLES,
     **overhead.TABLES,
     **paper.TABLES,
+    **ranks.TABLES,
+    **report.TABLES,
     **restarts.TABLES,
     **restore.TABLES,
     **scale.TABLES,
     **sharded.TABLES,
     **simulate.TABLES,
     **startup.TABLES,
+    **traces.TABLES,
+    **versions.TABLES,
+    **watch.TABLES,
 }
 
 _PLACE = re.compile(r"(<!-- table (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

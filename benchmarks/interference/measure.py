@@ -29,8 +29,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.interference.load import Load
 from benchmarks.lab.estimate import Sample, Stretch, estimate, sample, sliding
+from benchmarks.lab.load import Load
 from benchmarks.lab.paired import LiveManager, clean_for, clean_window, passed
 from benchmarks.lab.record import emit
 from benchmarks.lab.training import Loop, add_loop_options

@@ -52,7 +52,7 @@ class Managed:
         self, training: Training, folder: Path, *, is_short: bool, kept_s: float = 0.0
     ) -> None:
         self._manager = _manager(
-            training, folder, num_slots=_ONE if is_short else _DEFAULT, kept_s=kept_s
+            training, folder, num_slots=_num_slots(is_short=is_short), kept_s=kept_s
         )
         self._source = "memory" if kept_s else "directory"
 
@@ -169,6 +169,10 @@ def _manager(training: Training, folder: Path, *, num_slots: int, kept_s: float)
     )
 
 
+def _num_slots(*, is_short: bool) -> int:
+    return _ONE if is_short else _DEFAULT
+
+
 def _tracked(training: Training) -> CFCheckpoint:
     return CFCheckpoint(model=training.model, optimizer=training.optimizer)
 
@@ -182,9 +186,9 @@ def _write_ours(training: Training, folder: Path) -> None:
         manager.save(wait=True)
 
 
-def leave_in_memory(training: Training, folder: Path) -> None:
+def leave_in_memory(training: Training, folder: Path, *, is_short: bool) -> None:
     """Save, so that a worker keeps the snapshot once this process is killed."""
-    manager = _manager(training, folder, num_slots=_ONE, kept_s=_KEPT_S)
+    manager = _manager(training, folder, num_slots=_num_slots(is_short=is_short), kept_s=_KEPT_S)
     manager.step()
     manager.save(wait=True)
 

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.lab.rawio import PAGE, drop_from_cache, incompressible, read_once
+from benchmarks.lab.rawio import PAGE, drop_from_cache, read_once
 from benchmarks.lab.saver import Training
 from benchmarks.lab.states import Block, adamw_training, fingerprint
 from benchmarks.restore.arms import ARMS, WRITERS, leave_in_memory
 from benchmarks.restore.memory import Group, PrivatePeak, Resident, forget_peak
+from checkfreq.restore.buffers import new_buffer
 
 #: How the disk is read at its full speed: by so many threads, each into its own piece of a buffer.
 _THREADS, _READ_BYTES = 4, 1 << 20
@@ -62,10 +63,10 @@ def write(state: State, format_name: str, folder: Path, answer: Connection) -> N
     answer.send(fingerprint(training))
 
 
-def leave(state: State, folder: Path, answer: Connection) -> None:
+def leave(state: State, folder: Path, is_short: bool, answer: Connection) -> None:
     """Save the same random state, and die as a training that is killed: its worker stays."""
     training = _random_training(state)
-    leave_in_memory(training, folder)
+    leave_in_memory(training, folder, is_short=is_short)
     answer.send(fingerprint(training))
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -81,7 +82,7 @@ def read_raw(folder: Path, answer: Connection) -> None:
     """Read the files of our checkpoint directly, into the same few MiB again and again."""
     paths = [path for path in folder.glob("step-*/*") if path.stat().st_size >= _READ_BYTES]
     drop_from_cache(paths)
-    with incompressible(_THREADS * _READ_BYTES) as memory, memoryview(memory) as view:
+    with new_buffer(_THREADS * _READ_BYTES) as view:
         direct = all(map(_accepts_direct, paths))
         seconds = sum(
             read_once(

@@ -181,7 +181,8 @@ class Bench:
         folder, expected = self._scratch / name, self._saved[name]
         if ARMS[arm].from_memory:
             folder = self._scratch / "left"
-            if isinstance(said := self._run(child.leave, self._state, folder), str):
+            said = self._run(child.leave, self._state, folder, short is not None)
+            if isinstance(said, str):
                 return said
         try:
             return self._run(child.restore, self._state, arm, folder, short, expected)

@@ -12,7 +12,6 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 _ROOT = Path("/sys/fs/cgroup")
 _REMOVED_WITHIN_S = 20.0
@@ -46,7 +45,7 @@ class PrivatePeak:
         self._thread = threading.Thread(target=self._watch)
         self.num_bytes = _private()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> PrivatePeak:
         self._thread.start()
         return self
 

@@ -43,7 +43,8 @@ from benchmarks.peers import PEERS, Saver
 from benchmarks.peers.dcp import KINDS
 from benchmarks.peers.ours import CheckFreq
 from benchmarks.sharded.states import ReplicatedState, ShardedState, State, training_of
-from checkfreq.ranks.meetings import Meetings, said_by_each
+from checkfreq.ranks.meetings import Meetings
+from checkfreq.ranks.merging import said_by_each
 
 _MEETING = "meeting"
 _MEETINGS, _WARM_UP_MEETINGS = 500, 50
@@ -162,7 +163,7 @@ def meeting() -> Seconds:
     taken_s = []
     for _ in range(_WARM_UP_MEETINGS + _MEETINGS):
         began_s = time.perf_counter()
-        meetings.meet("measuring", dist.get_rank(), decide=said_by_each)
+        meetings.meet("measuring", dist.get_rank(), merge=said_by_each)
         taken_s.append(time.perf_counter() - began_s)
     meetings.close()
     slow = slowest({_MEETING: statistics.median(taken_s[_WARM_UP_MEETINGS:])})

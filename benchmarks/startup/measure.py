@@ -3,7 +3,8 @@
     python -m benchmarks.startup
 
 ``worker``: from starting the process until it answers that the directory is locked and ready.
-``checkfreq --help``: the whole process. ``python -c pass``: an empty Python process.
+``checkfreq --help``, ``checkfreq ls`` of a checkpoint: the whole process. ``python -c pass``:
+an empty Python process.
 """
 
 from __future__ import annotations
@@ -19,15 +20,26 @@ from pathlib import Path
 from benchmarks.lab.record import emit
 from checkfreq.config import CFConfig
 from checkfreq.persist.client import WorkerClient
+from checkfreq.store.store import CheckpointStore
+from checkfreq.testing import commit_bytes
 
 _ROUNDS = 15
 
 
 def main() -> None:
     """Print a line per process."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = CheckpointStore(Path(folder))
+        store.open()
+        commit_bytes(store, 1, {"m": b"abc"})
+        _measure(folder)
+
+
+def _measure(chk_dir: str) -> None:
     arms: dict[str, Callable[[], float]] = {
         "python -c pass": lambda: _process("-c", "pass"),
         "checkfreq --help": lambda: _process("-m", "checkfreq.cli", "--help"),
+        "checkfreq ls": lambda: _process("-m", "checkfreq.cli", "ls", chk_dir),
         "worker": _worker,
     }
     seconds: dict[str, list[float]] = {name: [] for name in arms}

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import Self
 
 _ROOT = Path(__file__).resolve().parents[2]
 _TURNS = 100_000  # of a hog, between two checks for its parent
@@ -31,9 +30,9 @@ class Load:
         )
         self._children: list[subprocess.Popen[bytes]] = []
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Load:
         for arguments in self._commands:
-            command = [sys.executable, "-m", "benchmarks.interference.load", *arguments]
+            command = [sys.executable, "-m", "benchmarks.lab.load", *arguments]
             self._children.append(subprocess.Popen(command, cwd=_ROOT))
         return self
 

@@ -1,0 +1,7 @@
+"""``python -m benchmarks.callback``."""
+
+from benchmarks.callback.measure import main
+from benchmarks.lab.record import run
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,1 @@
+"""How close AUTO's interval comes to the ideal one where iterations vary."""

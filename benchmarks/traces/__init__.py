@@ -1,0 +1,1 @@
+"""Recorded runs under real loads, and policies replayed over them."""
