@@ -10,6 +10,9 @@ JOBS ?= 3
 ONLY ?=
 MINUTES ?= 9
 PART ?= 1
+# Where make compat keeps its environments, some gigabytes each; which pairs (all six).
+COMPAT ?= build/compat
+PAIRS ?=
 FULLY_COVERED := checkfreq/store/*,checkfreq/policy/*,checkfreq/restore/stream.py,checkfreq/restore/reads.py,checkfreq/restore/buffers.py,checkfreq/testing/crashing.py,iterators/order/epoch.py
 # What covers that alone. Tracing makes tests in Python take twice as long: the others run without.
 COVERING := $(filter-out %/test_trace_simulation.py,$(wildcard tests/policy/test_*.py)) tests/store \
@@ -22,7 +25,8 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile --no-load
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-more servers coverage lint docs bench bench-gpu test-gpu system clean
+.PHONY: help demo test test-more compat servers packaging coverage lint docs bench bench-gpu test-gpu \
+  system clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -36,8 +40,12 @@ test: lint system ## what CI runs first: format, lint, types, tests, coverage
 	$(PY) -m coverage report --include='$(FULLY_COVERED)' --fail-under=100
 	$(PYTEST) -m "not gpu and not more" $(addprefix --ignore=,$(COVERING))
 
-test-more: $(VENV)/.dev servers system ## what CI runs after it: benchmarks, large frameworks, SLURM, S3, examples, documentation
+test-more: $(VENV)/.dev servers packaging system ## what CI runs after it: benchmarks, large frameworks, SLURM, S3, examples, documentation
 	$(PYTEST) -m "more and not gpu"
+
+compat: $(VENV)/.bench ## the core of the tests with each pair of Python and torch: PAIRS="3.10=2.11.* 3.13="
+	$(PY) -m benchmarks.versions.environments --folder $(COMPAT) $(PAIRS); \
+	  status=$$?; $(PY) -m benchmarks.tables; exit $$status
 
 coverage: $(VENV)/.dev system ## how much of both packages make test covers (twice its time)
 	rm -f .coverage
@@ -74,6 +82,13 @@ servers: .venv-servers/.ready ## the servers that tests start, in .venv-servers
 	.venv-servers/bin/python -m pip install -qq --disable-pip-version-check --requirement $<
 	@touch $@
 
+packaging: .venv-packaging/.ready ## build and twine for tests/packages, in .venv-packaging
+
+.venv-packaging/.ready: tests/packages/requirements.txt
+	$(PYTHON) -m venv .venv-packaging
+	.venv-packaging/bin/python -m pip install -qq --disable-pip-version-check --requirement $<
+	@touch $@
+
 # Tests that mount file systems, inject system-call errors or start a SLURM skip, with a reason,
 # without these (under .ci/run those of a SLURM fail).
 SYSTEM := e2fsprogs xfsprogs strace slurmctld slurmd slurm-client
@@ -101,9 +116,10 @@ $(VENV)/.docs: $(VENV)/.bench
 	$(PIP) --editable '.[docs]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.bench
+$(VENV)/.dev: $(VENV)/.bench tests/iterators/data/requirements.txt
 	$(PIP) --editable '.[dev]'
+	$(PIP) --no-deps --requirement tests/iterators/data/requirements.txt
 	@touch $@
 
 clean: ## remove the virtual environment and what tests and benchmarks left
-	rm -rf $(VENV) .venv-servers build *.egg-info .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out
+	rm -rf $(VENV) .venv-servers .venv-packaging build *.egg-info .coverage .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-out

