@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from checkfreq.errors import CorruptCheckpointError
 from checkfreq.restore.buffers import HostBuffers, MemoryTarget
-from checkfreq.restore.stream import SlowReads, Wanted, stream
+from checkfreq.restore.stream import MOST_THREADS, SlowReads, Wanted, stream
 from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.source import Piece
@@ -341,6 +341,34 @@ def test_where_reads_are_slow_more_are_in_flight(tmp_path: Path, store: Checkpoi
         clock=slow_reads(),
     )
     assert places.are({"some.safetensors": tensors})
+
+
+def test_however_slow_reads_are_no_more_than_sixteen_are_in_flight(
+    tmp_path: Path, store: CheckpointStore
+) -> None:
+    """Three threads are asked for: twice as many, twice, and only four of the next twelve."""
+    tensors = {f"t{n}": PATTERN[n : n + PAGE] for n in range(100)}
+    commit_tensors(store, 2, {"some.safetensors": tensors})
+    readers: set[str] = set()
+    together = threading.Barrier(MOST_THREADS)
+
+    def disturb(number: int) -> None:
+        readers.add(threading.current_thread().name)
+        if 36 < number <= 36 + MOST_THREADS:
+            together.wait(DEADLINE_S)
+
+    places = Places(store.manifest(2))
+    stream(
+        CheckpointStore(tmp_path, ops=Watched(tmp_path, disturb=disturb)),
+        2,
+        places.wanted,
+        num_threads=3,
+        read_bytes=PAGE,
+        verify_headers=False,
+        clock=slow_reads(),
+    )
+    assert places.are({"some.safetensors": tensors})
+    assert len(readers) == MOST_THREADS
 
 
 def test_only_as_many_slow_reads_in_a_row_as_there_are_threads_ask_for_more() -> None:
