@@ -2,7 +2,9 @@
 
 A launcher that stops a run signals its whole process group. Workers killed by that signal would
 make the loader fail before the last checkpoint is taken, so they leave the group. They are ended
-by the loader, or by the kernel when the training process ends.
+by the loader, or by the kernel when the training process ends. One that is sent SIGTERM all the
+same ends between two instructions, so that it releases the locks that it shares with the trainer,
+which would wait for them for ever.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -28,9 +31,14 @@ class WorkerStart:
     def __call__(self, worker: int) -> None:
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
+        signal.signal(signal.SIGTERM, _leave)
         _end_with_parent()
         if self.user is not None:
             self.user(worker)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _end_with_parent() -> None:

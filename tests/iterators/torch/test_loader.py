@@ -443,6 +443,27 @@ class KillsItsWorker(Plain):
         return index
 
 
+class TerminatedInALock(Plain):
+    """Sample 3 terminates the worker that loads it, while it holds a lock of the trainer's."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.lock = multiprocessing.Lock()
+
+    def __getitem__(self, index: int) -> int:
+        if index == 3:
+            with self.lock:
+                os.kill(os.getpid(), signal.SIGTERM)
+        return index
+
+
+def test_a_worker_that_is_terminated_releases_its_locks() -> None:
+    dataset = TerminatedInALock(8)
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(CFIterator(DataLoader(dataset, 2, num_workers=1, multiprocessing_context="fork")))
+    assert dataset.lock.acquire(timeout=5)
+
+
 # torchdata 0.11 still calls what torch 2.13 deprecates.
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
