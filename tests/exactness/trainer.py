@@ -67,6 +67,7 @@ def train(life: Life, events: Connection, aimed: Connection) -> None:
     multiprocessing.set_start_method("fork", force=True)  # for loaders, as is usual; or ours rules
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message=".*use of fork", category=DeprecationWarning)
+    warnings.filterwarnings("ignore", message="Guards may run slower on Python 3.13.0")
     torch.set_num_threads(1)
     torch.manual_seed(life.seed)
     random.seed(life.seed)
