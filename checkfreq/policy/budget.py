@@ -57,7 +57,8 @@ class OverheadBudget:
     def pay_boundary(self, cost_s: float, *, iteration_s: float | None) -> None:
         """A boundary without a checkpoint; see ``boundary_share_s`` for what it takes off."""
         self.overhead_s += cost_s
-        self._bucket.spend(boundary_share_s(cost_s, self.rate * (iteration_s or 0.0)))
+        earned_s = self._bucket.rate * (iteration_s or 0.0)
+        self._bucket.spend(boundary_share_s(cost_s, earned_s))
 
     def pay(self, cost_s: float) -> None:
         """Something else held training for ``cost_s``."""

@@ -149,13 +149,10 @@ class RunCosts:
             return None if known is None else Baseline(known, known, OUTLIER * known)
         return Baseline(own, self._time.raw_mean() or own, self._time.limit())
 
-    def over_s(self, iteration: Iteration) -> float:
-        """By how much a clean iteration exceeds the limit of an outlier; 0 if it is none."""
-        return max(0.0, iteration.moved_s - self._time.limit())
-
-    def limited_s(self, iteration: Iteration) -> float:
-        """The time of a clean iteration, an outlier counted as the limit."""
-        return min(iteration.moved_s, self._time.limit())
+    @property
+    def limit_s(self) -> float:
+        """A clean iteration that takes longer is an outlier; as of the last T."""
+        return self._time.limit()
 
     def spread_s(self, num: float = 1.0) -> float:
         """Standard deviation of the sum of ``num`` clean iterations in a row."""

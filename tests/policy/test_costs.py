@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from statistics import stdev
 
@@ -281,7 +282,8 @@ def test_a_cost_without_a_durable_time_is_not_compared_by_it() -> None:
     assert costs.check_cached() is None
 
 
-def test_it_knows_by_how_much_an_iteration_exceeds_the_outlier_limit() -> None:
-    costs = measured()  # iterations of 1 s: the limit is 4 s
+def test_it_knows_from_when_on_an_iteration_is_an_outlier() -> None:
+    assert RunCosts(None).limit_s == math.inf
+    costs = measured()  # iterations of 1 s
     assert costs.iteration_s == 1
-    assert [costs.over_s(Iteration(0, seconds)) for seconds in (0.5, 4.0, 10.0)] == [0, 0, 6]
+    assert costs.limit_s == 4
