@@ -12,7 +12,7 @@ from checkfreq.policy.frequency import boundary_share_s, steps_for
 
 #: The cap on the balance, in expected costs of one checkpoint: enough to make up for a late
 #: checkpoint, too little for a burst after an hour without any.
-_DEPTH = 4
+DEPTH = 4
 
 
 class OverheadBudget:
@@ -39,7 +39,7 @@ class OverheadBudget:
         """From now on checkpoints are expected to cost ``planned_s``, and time earns ``rate``."""
         self._planned_s = planned_s
         self._bucket.rate = rate
-        self._bucket.limit(_DEPTH * planned_s)
+        self._bucket.limit(DEPTH * planned_s)
 
     # ---- earning
 
