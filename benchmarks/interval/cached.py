@@ -33,10 +33,21 @@ def cached_profile(name: str, costs: Costs) -> Profile | None:
 
 
 class Watched(RateTuner):
-    """Knows after how many iterations its cached profile was discarded; infinite: it was not."""
+    """Knows what it planned a checkpoint to cost at most, and when its cached profile was dropped.
+
+    discarded_at: after so many iterations; infinite if it was not.
+    """
 
     discarded_at = math.inf
+    planned_s = 0.0
     _num_told = 0
+
+    def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
+        """See RateTuner."""
+        profile = self.profile()
+        if profile is not None:
+            self.planned_s = max(self.planned_s, profile.planned_cost_s)
+        super().started(attempt, step=step, start_s=start_s, is_periodic=is_periodic)
 
     def iteration(self, iteration: Iteration) -> None:
         """See RateTuner."""
