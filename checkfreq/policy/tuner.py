@@ -236,7 +236,7 @@ class RateTuner:
 
         While T is unknown it does: a run must not wait for the end of an upload to begin.
         """
-        if not self._uploads.touch(iteration):
+        if not self._uploads.meets(iteration):
             return False
         baseline = self._costs.baseline
         if baseline is None:
