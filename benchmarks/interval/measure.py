@@ -4,8 +4,10 @@
 
 Each run has ``--iterations``; its interval is the mean distance of the checkpoints in the second
 half, and each plan from iteration 20 on, over the smallest interval that keeps the bound of 3.5 %.
-Overhead is the true one, without the first checkpoint, over the bound. Arms: costs against the
+Overhead is the true one, without the first checkpoint, over the bound; in the worst 200 iterations
+in a row, by how many of the dearest checkpoints it exceeds the bound. Arms: costs against the
 iterations around each checkpoint (what AUTO does), and against the mean of all clean iterations.
+Then, in runs of ``--cached-iterations``, cached profiles that are right and wrong (cached.py).
 ``--first-seed`` gives other runs. No clock is read: the same seeds give the same numbers.
 """
 
@@ -17,27 +19,40 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from statistics import median
+from typing import Any
 
+from benchmarks.interval.cached import PROFILES, Watched, cached_profile
 from benchmarks.interval.loads import BOUND, KINDS, LOADS
 from benchmarks.lab.record import emit
+from checkfreq.policy.budget import DEPTH
 from checkfreq.policy.frequency import FrequencyPolicy
-from checkfreq.policy.tuner import RateTuner
 from checkfreq.simulation import simulate
 
+_POLICY = FrequencyPolicy(max_overhead=BOUND)
 _SETTLED_AFTER = 20
 ARMS = {"neighbours": True, "mean of all": False}
+CACHED_LOADS = ("quiet", "15 % noise")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Of one run: intervals over the ideal one, overhead over the bound, and when it began."""
+    """Of one run: intervals over the ideal one, overhead over the bound, and when it began.
+
+    window: by how many of its dearest checkpoints the worst 200 iterations exceed the bound.
+    slack: by how many they may: what the bucket ever held, and the one that was under way.
+    discarded: after how many iterations a cached profile was; infinite if it never was.
+    """
 
     interval: float
     early: float
     longest_plan: float
     used: float
+    window: float
+    slack: float
     first_step: int
+    discarded: float
 
 
 def main() -> None:
@@ -46,24 +61,38 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=24)
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--iterations", type=int, default=6000)
+    parser.add_argument("--cached-iterations", type=int, default=300)
     parser.add_argument("--processes", type=int, default=2)
     args = parser.parse_args()
     seeds = range(args.first_seed, args.first_seed + args.seeds)
+    jobs = [(kind, seed) for kind in KINDS for seed in seeds]
     with ProcessPoolExecutor(args.processes) as pool:
-        for load in LOADS:
-            for arm in ARMS:
-                one = partial(simulated, load, arm, args.iterations)
-                jobs = [(kind, seed) for kind in KINDS for seed in seeds]
-                _report(load, arm, args, list(pool.map(one, jobs, chunksize=4)))
+        for load, arm in product(LOADS, ARMS):
+            one = partial(simulated, load, arm, args.iterations)
+            runs = list(pool.map(one, jobs, chunksize=4))
+            _report(load, args, runs, arm=arm, iterations=args.iterations)
+        for load, profile in product(CACHED_LOADS, PROFILES):
+            one = partial(began_with, load, profile, args.cached_iterations)
+            runs = list(pool.map(one, jobs, chunksize=4))
+            _report(load, args, runs, profile=profile, iterations=args.cached_iterations)
 
 
 def simulated(load: str, arm: str, iterations: int, job: tuple[str, int]) -> Run:
     """One run of a kind of checkpoints and a seed."""
+    return _run(load, iterations, job, Watched(_POLICY, paired=ARMS[arm]))
+
+
+def began_with(load: str, profile: str, iterations: int, job: tuple[str, int]) -> Run:
+    """The same with a cached profile, one of ``PROFILES``."""
+    tuner = Watched(_POLICY, cached=cached_profile(profile, KINDS[job[0]]))
+    return _run(load, iterations, job, tuner)
+
+
+def _run(load: str, iterations: int, job: tuple[str, int], tuner: Watched) -> Run:
     kind, seed = job
     costs = KINDS[kind]
     end_s = iterations * costs.iteration_s
     given = LOADS[load](costs, seed, end_s)
-    tuner = RateTuner(FrequencyPolicy(max_overhead=BOUND), paired=ARMS[arm])
     done = simulate(
         given.trace,
         lambda _: tuner,
@@ -80,7 +109,10 @@ def simulated(load: str, arm: str, iterations: int, job: tuple[str, int]) -> Run
         early=_distance(steps, _SETTLED_AFTER, 300) / given.ideal_steps,
         longest_plan=max(plans, default=math.inf) / given.ideal_steps,
         used=(done.overhead_s - done.exempt_s) / done.progress_s / BOUND,
+        window=done.window_excess_s / done.largest_cost_s,
+        slack=DEPTH * tuner.planned_s / done.largest_cost_s + 1,
         first_step=steps[0],
+        discarded=tuner.discarded_at,
     )
 
 
@@ -90,7 +122,7 @@ def _distance(steps: Sequence[int], start: float, end: float) -> float:
     return (inside[-1] - inside[0]) / (len(inside) - 1) if len(inside) > 1 else math.inf
 
 
-def _report(load: str, arm: str, args: argparse.Namespace, runs: list[Run]) -> None:
+def _report(load: str, args: argparse.Namespace, runs: list[Run], **setting: Any) -> None:
     def at(name: str) -> list[float | None]:
         """Median and 90th percentile; None: not finite."""
         values = sorted(getattr(run, name) for run in runs)
@@ -100,14 +132,16 @@ def _report(load: str, arm: str, args: argparse.Namespace, runs: list[Run]) -> N
     emit(
         "interval",
         load=load,
-        arm=arm,
+        **setting,
         runs=len(runs),
-        iterations=args.iterations,
         first_seed=args.first_seed,
         interval_over_ideal=at("interval"),
         early_over_ideal=at("early"),
         longest_plan_over_ideal=at("longest_plan"),
         overhead_over_bound=at("used"),
         part_above_bound=round(sum(run.used > 1.1 for run in runs) / len(runs), 4),
+        window_over_bound=at("window"),
+        part_windows_above=round(sum(run.window > run.slack for run in runs) / len(runs), 4),
         first_step=at("first_step"),
+        discarded_after=at("discarded"),
     )

@@ -14,7 +14,6 @@ from checkfreq.policy.profile import is_amount
 from checkfreq.simulation.deciders import FixedInterval
 from checkfreq.simulation.recorded import read_trace
 from checkfreq.simulation.retrace import (
-    WINDOW_ITERATIONS,
     Replayed,
     as_recorded,
     auto,
@@ -23,6 +22,7 @@ from checkfreq.simulation.retrace import (
     retrace,
 )
 from checkfreq.simulation.series import Series, take_apart
+from checkfreq.simulation.windows import WINDOW_ITERATIONS
 from checkfreq.types import Objective
 
 _HEAD = ("POLICY", "INTERVAL", "OF IDEAL", "CHECKPOINTS", "OVERHEAD", "WORST", "LOSS", "LONGEST",

@@ -301,14 +301,16 @@ class WorkerClient:
         if self._early:
             return self._early.popleft()
         reply = self._receive(timeout_s)
-        if reply is None and not self.is_alive():
+        if reply is None:
+            if self.is_alive():
+                return None
             reply = self._receive(0.0)  # it may have replied between ``_receive`` and its end
             if reply is None:
                 raise self._death("persist")
         self._answered(reply)
         return reply
 
-    def _answered(self, reply: p.Message | None) -> None:
+    def _answered(self, reply: p.Message) -> None:
         """Drop what a replacement no longer needs to be told."""
         match reply:
             case p.Opened():

@@ -553,6 +553,8 @@ class Persistence:
 
     def _check_deadlines(self) -> None:
         """Kill a worker that is stuck; the next poll notices, and replaces it."""
+        if not self._book.num_active:
+            return
         now_s = time.perf_counter()
         limit_s = self._config.persist_timeout_s
         waits_for_parts = self._role.leads and len(self._role.group) > 1

@@ -11,6 +11,8 @@ what noise explains of costs, which is deducted later (instalments.py).
 
 from __future__ import annotations
 
+import math
+
 
 class TokenBucket:
     """Seconds of overhead that may still be spent."""
@@ -18,23 +20,20 @@ class TokenBucket:
     def __init__(self, rate: float) -> None:
         self.rate = rate
         self.balance_s = 0.0
-        self._depth_s: float | None = None
+        self._depth_s = math.inf
 
     def earn(self, productive_s: float) -> None:
         """Training has progressed by ``productive_s``."""
-        self.balance_s += self.rate * productive_s
-        self._clamp()
+        balance_s = self.balance_s + self.rate * productive_s
+        # No call of min() here and in ``spend``: both come at every iteration.
+        self.balance_s = balance_s if balance_s < self._depth_s else self._depth_s
 
     def spend(self, cost_s: float) -> None:
         """Deduct ``cost_s``; a negative cost is a refund."""
-        self.balance_s -= cost_s
-        self._clamp()
+        balance_s = self.balance_s - cost_s
+        self.balance_s = balance_s if balance_s < self._depth_s else self._depth_s
 
     def limit(self, depth_s: float) -> None:
         """Cap the balance: a long time without checkpoints must not allow a burst of them."""
         self._depth_s = depth_s
-        self._clamp()
-
-    def _clamp(self) -> None:
-        if self._depth_s is not None:
-            self.balance_s = min(self.balance_s, self._depth_s)
+        self.balance_s = min(self.balance_s, depth_s)

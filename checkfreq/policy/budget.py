@@ -12,7 +12,7 @@ from checkfreq.policy.frequency import boundary_share_s, steps_for
 
 #: The cap on the balance, in expected costs of one checkpoint: enough to make up for a late
 #: checkpoint, too little for a burst after an hour without any.
-_DEPTH = 4
+DEPTH = 4
 
 
 class OverheadBudget:
@@ -39,7 +39,7 @@ class OverheadBudget:
         """From now on checkpoints are expected to cost ``planned_s``, and time earns ``rate``."""
         self._planned_s = planned_s
         self._bucket.rate = rate
-        self._bucket.limit(_DEPTH * planned_s)
+        self._bucket.limit(DEPTH * planned_s)
 
     # ---- earning
 
@@ -57,7 +57,8 @@ class OverheadBudget:
     def pay_boundary(self, cost_s: float, *, iteration_s: float | None) -> None:
         """A boundary without a checkpoint; see ``boundary_share_s`` for what it takes off."""
         self.overhead_s += cost_s
-        self._bucket.spend(boundary_share_s(cost_s, self.rate * (iteration_s or 0.0)))
+        earned_s = self._bucket.rate * (iteration_s or 0.0)
+        self._bucket.spend(boundary_share_s(cost_s, earned_s))
 
     def pay(self, cost_s: float) -> None:
         """Something else held training for ``cost_s``."""

@@ -128,6 +128,14 @@ class Charges:
     def __len__(self) -> int:
         return sum(not charge.is_over for charge in self._open.values())
 
+    def __bool__(self) -> bool:
+        return len(self) > 0 if self._open else False
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all are settled."""
+        return not self._open
+
     def begin(self, name: str, *, start_s: float, reserved_s: float) -> None:
         """A snapshot was begun, for which ``reserved_s`` of the budget are set aside."""
         assert name not in self._open, f"two attempts named {name}"
@@ -181,8 +189,6 @@ class Charges:
 
         Those wait for ``after`` clean iterations, unless the next checkpoint has begun.
         """
-        if not self._open:
-            return []
         wanted = 0 if len(self) else after
         names = [n for n, c in self._open.items() if c.is_over and c.num_clean >= wanted]
         settled = [self._open.pop(name) for name in names]

@@ -2,7 +2,8 @@
 
 A cached profile stands in for what is not known yet and is checked against the first
 measurements: T after ``PROFILE_ITERATIONS`` clean iterations, the costs of a checkpoint after
-two checkpoints, or later if noise hides the answer. Its cost then fades out as this run's own
+two checkpoints, or later if noise hides the answer; that they are far lower, after the first, since
+the second is far off then. Its cost then fades out as this run's own
 costs, few at first, come in.
 """
 
@@ -149,13 +150,10 @@ class RunCosts:
             return None if known is None else Baseline(known, known, OUTLIER * known)
         return Baseline(own, self._time.raw_mean() or own, self._time.limit())
 
-    def over_s(self, iteration: Iteration) -> float:
-        """By how much a clean iteration exceeds the limit of an outlier; 0 if it is none."""
-        return max(0.0, iteration.moved_s - self._time.limit())
-
-    def limited_s(self, iteration: Iteration) -> float:
-        """The time of a clean iteration, an outlier counted as the limit."""
-        return min(iteration.moved_s, self._time.limit())
+    @property
+    def limit_s(self) -> float:
+        """A clean iteration that takes longer is an outlier; as of the last T."""
+        return self._time.limit()
 
     def spread_s(self, num: float = 1.0) -> float:
         """Standard deviation of the sum of ``num`` clean iterations in a row."""
@@ -223,25 +221,33 @@ class RunCosts:
         return prior.blended(own, part=part)
 
     def _own_cost(self) -> Estimate | None:
-        """With the error that costs share, and what is believed where noise hides the answer."""
+        """With what is believed where noise hides the answer."""
+        found = self._found_cost()
+        return found if found is None or not self._is_paired else self._believed(found)
+
+    def _found_cost(self) -> Estimate | None:
+        """With the error that costs share."""
         if self._last_cost is None:
             return None
-        touched = self._touched.value() or 0.0
         if not self._is_paired:
             # All were compared with the same T: more checkpoints do not reduce its error.
-            return self._last_cost.plus_error(touched * self._time.error())
+            return self._last_cost.plus_error((self._touched.value() or 0.0) * self._time.error())
+        shared_s, own_s = self._chance_s()
+        found = self._last_cost.plus_error(shared_s)
+        return found.plus_error(own_s) if len(self._cost) < _FEW else found
+
+    def _chance_s(self) -> tuple[float, float]:
+        """How far noise may move the mean cost: what costs share of it, and what they do not."""
+        touched = self._touched.value() or 0.0
         # Where checkpoints follow one another closely, many are compared with the same few.
         compared = self._cost.num_compared(self._num_clean) + _LEAST_COMPARED
         shared_s = touched * self._time.spread() / math.sqrt(compared)
-        own_s = self._time.spread(touched) / math.sqrt(len(self._cost) or 1)
-        found = self._last_cost.plus_error(shared_s)
-        if len(self._cost) < _FEW:
-            found = found.plus_error(own_s)
-        return self._believed(found, touched, chance_s=math.hypot(shared_s, own_s))
+        return shared_s, self._time.spread(touched) / math.sqrt(len(self._cost) or 1)
 
-    def _believed(self, found: Estimate, touched: float, *, chance_s: float) -> Estimate:
-        """``found`` blended with the prior slowdown by inverse variances, ``chance_s`` for its."""
-        prior_s = _SLOWDOWN * touched * (self.iteration_s or 0.0)
+    def _believed(self, found: Estimate) -> Estimate:
+        """``found`` blended with the prior slowdown by inverse variances, chance for its own."""
+        prior_s = _SLOWDOWN * (self._touched.value() or 0.0) * (self.iteration_s or 0.0)
+        chance_s = math.hypot(*self._chance_s())
         if not prior_s or not chance_s:
             return found
         part = prior_s**2 / (prior_s**2 + chance_s**2)
@@ -270,11 +276,13 @@ class RunCosts:
             return None
         for name, found in self._to_check().items():
             expected = getattr(self._cached, name)
-            factor = _CACHE_TOLERANCE[name]
-            if not found.may_be_in(expected / factor, expected * factor):
+            low, high = expected / _CACHE_TOLERANCE[name], expected * _CACHE_TOLERANCE[name]
+            # A single checkpoint may well be dearer than others, by chance or as the first.
+            is_first = name != "iteration_s" and self._num_costs == 1
+            if not found.may_be_in(low, math.inf if is_first else high):
                 self._cached = None
                 return f"{name} is {found.mean:.3g} here and {expected:.3g} in the cached profile"
-            if found.is_in(expected / factor, expected * factor):
+            if found.is_in(low, high) and not is_first:
                 self._unchecked.discard(name)
         return None
 
@@ -284,8 +292,8 @@ class RunCosts:
         time_s, persist_s = self._time.value(), self._persist.value()
         if time_s is not None and self._num_clean >= PROFILE_ITERATIONS:
             found["iteration_s"] = Estimate(time_s, 0.0)
-        own, cached = self._own_cost(), self._cached_cost()
-        if own is not None and cached is not None and 2 <= self._num_costs <= _PRIOR_CHECKPOINTS:
+        own, cached = self._found_cost(), self._cached_cost()
+        if own is not None and cached is not None and 1 <= self._num_costs <= _PRIOR_CHECKPOINTS:
             mean = max(own.mean, self._stalls.value() or 0.0)
             found["cost_s"] = replace(own, mean=mean).plus_error(cached.error)
             if persist_s is not None:

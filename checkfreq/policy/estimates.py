@@ -92,7 +92,7 @@ class IterationTime:
         self._follow_change()
         ascending = sorted(self._times)
         self._limit = OUTLIER * ascending[len(ascending) // 2]
-        capped = [min(t, self._limit) for t in self._times]
+        capped = _capped(list(self._times), self._limit, highest=ascending[-1])
         self._mean = fmean(capped)
         self._spread = _deviation(capped)
         self._inflation = inflation(capped)
@@ -113,11 +113,11 @@ class IterationTime:
             changed = (t for t in recent if abs(t - now) < abs(t - before))
             self._times = deque(changed, maxlen=self._WINDOW)
         else:
-            self._follow_drift(OUTLIER * before)
+            highest = max(recent[-1], older[-1])
+            self._follow_drift(_capped(times, OUTLIER * before, highest=highest))
 
-    def _follow_drift(self, limit: float) -> None:
+    def _follow_drift(self, times: list[float]) -> None:
         """Drop the older values if the newer ones differ by more than chance explains."""
-        times = [min(t, limit) for t in self._times]
         newer, older = times[-self._NEWER :], times[: -self._NEWER]
         if len(older) < self._NEWER:
             return
@@ -206,9 +206,15 @@ def _autocorrelation(values: Sequence[float]) -> float:
     return sum(map(operator.mul, off, off[1:])) / whole + 1 / len(values) if whole else 0.0
 
 
+def _capped(values: list[float], limit: float, *, highest: float) -> list[float]:
+    """The values, at most ``limit`` each; ``highest`` is the highest of them."""
+    return values if highest <= limit else [min(value, limit) for value in values]
+
+
 def _deviation(values: Sequence[float]) -> float:
     """Standard deviation; ``statistics.stdev`` uses fractions and takes 20 times as long."""
     if len(values) < 2:
         return 0.0
     mean = fmean(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    # A list: this is most of what T costs, and a generator takes half as long again.
+    return math.sqrt(sum([(value - mean) ** 2 for value in values]) / (len(values) - 1))

@@ -182,7 +182,8 @@ def boundary_share_s(boundary_s: float, earned_s: float) -> float:
     Where iterations are so short that boundaries would use up everything, half is left for
     checkpoints: a run without any is worse than one that exceeds its bound.
     """
-    return min(boundary_s, earned_s / 2)
+    half_s = earned_s / 2
+    return boundary_s if boundary_s < half_s else half_s
 
 
 def steps_for(amount_s: float, per_step_s: float) -> int:

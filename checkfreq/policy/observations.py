@@ -32,8 +32,9 @@ class Iteration(NamedTuple):  # made at every iteration, at a third of a frozen 
 
     def consistent(self) -> Iteration:
         """Limit the stall to the duration: it may exceed it since clocks are read in turn."""
-        whole_s = self.duration_s
-        return self if self.stall_s <= whole_s else self._replace(stall_s=whole_s)
+        start_s, end_s, stall_s, _, _, _, waited_s, met_s = self
+        whole_s = end_s - start_s - waited_s - met_s
+        return self if stall_s <= whole_s else self._replace(stall_s=whole_s)
 
     @property
     def duration_s(self) -> float:
@@ -43,16 +44,18 @@ class Iteration(NamedTuple):  # made at every iteration, at a third of a frozen 
     @property
     def moved_s(self) -> float:
         """The part of ``duration_s`` during which training was not held."""
-        return self.duration_s - self.stall_s
+        start_s, end_s, stall_s, _, _, _, waited_s, met_s = self
+        return end_s - start_s - waited_s - met_s - stall_s
 
     def is_sane(self) -> bool:
         """False for NaN, and for a clock that went backwards or jumped."""
+        start_s, end_s, stall_s, overlap_s, _, _, waited_s, met_s = self
         return (  # only comparisons, which are False for NaN: this runs at every iteration
-            0.0 < self.end_s - self.start_s - self.waited_s - self.met_s <= LONGEST_S
-            and self.waited_s >= 0.0
-            and self.met_s >= 0.0
-            and 0.0 <= self.stall_s <= LONGEST_S
-            and (self.overlap_s is None or 0.0 <= self.overlap_s <= LONGEST_S)
+            0.0 < end_s - start_s - waited_s - met_s <= LONGEST_S
+            and waited_s >= 0.0
+            and met_s >= 0.0
+            and 0.0 <= stall_s <= LONGEST_S
+            and (overlap_s is None or 0.0 <= overlap_s <= LONGEST_S)
         )
 
 

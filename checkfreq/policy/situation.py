@@ -61,12 +61,13 @@ class _Level:
         self._recent: deque[float] = deque(maxlen=recent)
         self._most, self._least = usual, least
         self._mean = 0.0
-        self._count = 0
+        self._count = 0  # at most ``usual``
 
     def add(self, value: float) -> None:
         self._recent.append(value)
-        self._count += 1
-        self._mean += (value - self._mean) / min(self._count, self._most)
+        if self._count < self._most:
+            self._count += 1
+        self._mean += (value - self._mean) / self._count
 
     def exceeds(self, factor: float, *, by: float) -> bool:
         """Whether the newest are usually more than ``factor`` times the mean, and ``by`` more."""

@@ -107,6 +107,7 @@ class RateTuner:
         self._place = SnapshotPlace.HOST
         self._is_final = False  # not dynamic, and the plan is made
         self._last_step = 0
+        self._due_step: int | None = None  # None: to be found anew
         self._num_seen = 0
         self._num_settled = 0
         self._num_irregular = 0
@@ -125,6 +126,7 @@ class RateTuner:
     def continue_from(self, step: int) -> None:
         """Count intervals from ``step``, which was restored; 0 if there is no checkpoint yet."""
         self._last_step = step
+        self._due_step = None
 
     # ---- the decision
 
@@ -132,7 +134,9 @@ class RateTuner:
         """Whether a periodic checkpoint should start at boundary ``step``."""
         if self.plan is None:
             return self._due_without_plan(step)
-        if step - self._last_step < self._interval_steps(self.plan):
+        if self._due_step is None:
+            self._due_step = self._last_step + self._interval_steps(self.plan)
+        if step < self._due_step:
             return Verdict.NOT_YET
         if self._is_late(now_s):
             return Verdict.LATE
@@ -206,18 +210,24 @@ class RateTuner:
         iteration = iteration.consistent()
         self._num_seen += 1
         is_regular = self._is_comparable(iteration)
-        is_touched = bool(self._charges) and self._charges.add(
+        if self._charges and self._charges.add(
             iteration, baseline=self._costs.baseline if is_regular else None
-        )
-        if is_touched:
+        ):
             self._refresh.add_touched()
         else:
             self._budget.pay_boundary(iteration.stall_s, iteration_s=self._costs.iteration_s)
             if is_regular and not self._is_slowed_by_upload(iteration):
                 self._note_clean(iteration)
         self._budget.earn(self._costs.iteration_s)
-        # After earning: a checkpoint is judged by all the work since the last one. The first plan
-        # does not wait for what comes after.
+        if not self._charges.is_empty:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Account for the checkpoints that are over.
+
+        After earning: a checkpoint is judged by all the work since the last one. The first plan
+        does not wait for what comes after.
+        """
         for charge in self._charges.settle(after=AFTER if self.plan and self._neighbours else 0):
             self._account(charge)
 
@@ -226,9 +236,12 @@ class RateTuner:
 
         While T is unknown it does: a run must not wait for the end of an upload to begin.
         """
-        baseline = self._costs.baseline
-        if baseline is None or not self._uploads.add(iteration, baseline):
+        if not self._uploads.meets(iteration):
             return False
+        baseline = self._costs.baseline
+        if baseline is None:
+            return False
+        self._uploads.add(iteration, baseline)
         self._budget.pay(self._uploads.settle())
         self._refresh.add_beside_upload()
         return True
@@ -246,11 +259,12 @@ class RateTuner:
     def _note_clean(self, iteration: Iteration) -> None:
         self._costs.add_clean(iteration)
         self._charges.add_clean()
-        limited_s = self._costs.limited_s(iteration)
+        moved_s, limit_s = iteration.moved_s, self._costs.limit_s
+        limited_s = moved_s if moved_s < limit_s else limit_s  # outliers count as that
         self._situations.add_clean(limited_s)
         if self._neighbours:
             self._neighbours.add(iteration.start_s, limited_s)
-        self._outliers.add_clean(self._costs.over_s(iteration))
+        self._outliers.add_clean(moved_s - limited_s)
         self._refresh.add_clean()  # last: it may bring T and the outliers' limit up to date
         if self._costs.num_clean in (FIRST_ITERATIONS, PROFILE_ITERATIONS):
             self._check_cached()
@@ -267,6 +281,7 @@ class RateTuner:
         reserved_s = self._budget.reserve() if is_periodic else 0.0
         self._charges.begin(attempt, start_s=start_s, reserved_s=reserved_s)
         self._last_step = step
+        self._due_step = None
         self._is_withheld = False
 
     def ended(self, attempt: str, *, end_s: float, measured: Measured | None) -> None:
@@ -285,6 +300,7 @@ class RateTuner:
     def _account(self, charge: Charge) -> None:
         """Deduct the cost of a checkpoint from the budget and learn from it."""
         self._num_settled += 1
+        self._due_step = None
         self._compare(charge)
         if charge.measured is None:
             self._account_failed(charge)
@@ -392,6 +408,7 @@ class RateTuner:
             self._costs.forget_costs()
             self._charges.forget_costs()
         self.plan = plan
+        self._due_step = None
         self._place = plan.place
         self._budget.plan_for(profile.planned_cost_s, rate=self.policy.allowed_overhead(plan))
 

@@ -32,9 +32,13 @@ class Uploads:
             self._began_s, self._excess_s, self._paid_s = began_s, 0.0, 0.0
         self._ended_s = began_s + _LONGEST_S if ended_s is None else ended_s
 
+    def meets(self, iteration: Iteration) -> bool:
+        """Whether one was in progress during the iteration."""
+        return iteration.start_s < self._ended_s and iteration.end_s > self._began_s
+
     def add(self, iteration: Iteration, baseline: Baseline) -> bool:
         """Take in an iteration; False if no upload was in progress during it."""
-        if not (iteration.start_s < self._ended_s and iteration.end_s > self._began_s):
+        if not self.meets(iteration):
             return False
         # Not stalls, which are paid for anyway.
         self._excess_s += min(iteration.moved_s, baseline.limit_s) - baseline.iteration_s

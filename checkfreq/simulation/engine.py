@@ -25,6 +25,7 @@ from checkfreq.simulation.costs import (
 from checkfreq.simulation.deciders import Decider, NewDecider
 from checkfreq.simulation.failures import Failures
 from checkfreq.simulation.outcome import Outcome, Taken
+from checkfreq.simulation.windows import Windows
 
 #: An iteration takes 3 to 15 us to step through (2026-11): a longer run could take minutes.
 _MOST_ITERATIONS = 1_000_000
@@ -77,6 +78,7 @@ class Run:
         self.now_s = self.work_s = 0.0
         self.overhead_s = self.lost_s = self.down_s = 0.0
         self._excess_s = self._largest_s = self._exempt_s = 0.0
+        self._windows = Windows(max_overhead)
         self._step = self.num_iterations = 0
         self._num_deferred = self._num_withheld = 0
         self.taken: list[Taken] = []
@@ -106,6 +108,7 @@ class Run:
             lost_s=self.lost_s,
             down_s=self.down_s,
             excess_s=self._excess_s,
+            window_excess_s=self._windows.worst_s,
             largest_cost_s=max([self._largest_s, *(a.cost_s for a in self._attempts)]),
             exempt_s=self._exempt_s + sum(a.cost_s for a in self._attempts if a.is_exempt),
             num_iterations=self.num_iterations,
@@ -145,17 +148,23 @@ class Run:
         self.work_s += work_s
         self._step += 1
         self.num_iterations += 1
+        bounded_s = 0.0
         if self._attempts:
-            self._charge(start_s, held_s, end_s - start_s - work_s)
+            bounded_s = self._charge(start_s, held_s, end_s - start_s - work_s)
             self._finish(end_s)
+        self._windows.add(work_s, bounded_s)
         self._decider.iteration(
             Iteration(start_s, end_s, held_s, is_quiet=self._busy_until_s <= end_s)
         )
         self._decide(costs)
         return True
 
-    def _charge(self, start_s: float, held_s: float, extra_s: float) -> None:
-        """Charge the stall to its checkpoint, and share the slowdown among the active ones."""
+    def _charge(self, start_s: float, held_s: float, extra_s: float) -> float:
+        """Charge the stall to its checkpoint, and share the slowdown among the active ones.
+
+        Returns the part of those that the bound covers.
+        """
+        exempt_s = sum(a.cost_s for a in self._attempts if a.is_exempt)
         self._attempts[-1].cost_s += held_s
         shares = [min(a.end_s, self.now_s) - max(a.start_s, start_s) for a in self._attempts]
         slowdown_s, whole = extra_s - held_s, sum(shares) or 1.0
@@ -164,6 +173,7 @@ class Run:
         self.overhead_s += extra_s
         above_s = self.overhead_s - self._bound * (self.work_s + self.lost_s)
         self._excess_s = max(self._excess_s, above_s)
+        return extra_s - (sum(a.cost_s for a in self._attempts if a.is_exempt) - exempt_s)
 
     def _finish(self, now_s: float) -> None:
         for attempt in [a for a in self._attempts if a.end_s <= now_s]:

@@ -24,12 +24,14 @@ class Outcome:
     down_s: restarts.
     excess_s: the most by which overhead ever exceeded the bound (``max_overhead`` of all work done
         so far); 0 or more.
+    window_excess_s: the same within ``WINDOW_ITERATIONS`` in a row (windows.py), and without the
+        checkpoints that the bound does not cover.
     largest_cost_s: the cost of the most expensive checkpoint.
     exempt_s: the total cost of checkpoints that the bound does not cover: the first of each start,
         and the last before a preemption.
     planned_steps: the interval planned at the end; None: no plan yet.
-    num_deferred, num_withheld, taken: totals over all starts if the run was stepped through; if
-        one start was replayed (run.py), those of that start, as far as it was run.
+    window_excess_s, num_deferred, num_withheld, taken: over all starts if the run was stepped
+        through; if one start was replayed (run.py), those of that start, as far as it was run.
     """
 
     wall_s: float
@@ -38,6 +40,7 @@ class Outcome:
     lost_s: float
     down_s: float
     excess_s: float
+    window_excess_s: float
     largest_cost_s: float
     exempt_s: float
     num_iterations: int

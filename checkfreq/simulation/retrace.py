@@ -21,11 +21,10 @@ from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.tuner import Iteration, Measured, RateTuner, Verdict
 from checkfreq.simulation.deciders import Decider, FixedInterval, GivenSteps
 from checkfreq.simulation.series import Cost, Series
+from checkfreq.simulation.windows import WINDOW_ITERATIONS
 
 #: Checkpoints whose costs those of the replay get in turn: the ones next to them in the trace.
 _IN_TURN = 8
-#: The bound may be exceeded in a window of this length by what a token bucket saves up.
-WINDOW_ITERATIONS = 200
 
 
 @dataclass(frozen=True, slots=True)

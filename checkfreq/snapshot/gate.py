@@ -144,10 +144,8 @@ class UpdateGate:
 
     def _fenced(self, optimizer: Optimizer, args: Args, kwargs: Kwargs) -> _Call | None:
         """The call with a closure that has the update wait when it returns; None without one."""
-        if type(optimizer).__module__.split(".")[:2] != ["torch", "optim"]:
-            return None
         given = kwargs.get("closure", args[1] if len(args) > 1 else None)  # args[0]: the optimizer
-        if not callable(given):
+        if not callable(given) or type(optimizer).__module__.split(".")[:2] != ["torch", "optim"]:
             return None
 
         def closure() -> Any:
