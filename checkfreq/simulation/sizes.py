@@ -7,7 +7,7 @@ storage grows with the cluster. What grows with the ranks is meetings, commits a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from checkfreq.policy.frequency import FrequencyPolicy
@@ -82,16 +82,19 @@ def compare_recoveries(
     interval_s: float = 1800.0,
     days: float | None = None,
     seed: int = 0,
+    names: Collection[str] | None = None,
 ) -> Iterator[RecoveredArm]:
     """The arms of ``compare``, in turn, under the same failures of processes, nodes and racks.
 
-    ``days`` None: enough for a thousand failures.
+    ``days`` None: enough for a thousand failures. ``names``: these arms alone.
     """
     per_day = hierarchy.at(size.num_gpus)
     mtbf_s = mtbf_of(per_day)
     for name, new_decider, is_limited in choices(
         size.costs, mtbf_s=mtbf_s, max_overhead=max_overhead, interval_s=interval_s
     ):
+        if names is not None and name not in names:
+            continue
         found = recover(
             with_meetings(size.costs, size.boundary_s),
             meeting(new_decider, size.boundary_s),
