@@ -122,14 +122,21 @@ class FailureFreeRun:
     def _typical_gaps(self) -> Sequence[int]:
         gaps = [after - before for before, after in pairwise(self._steps)]
         planned = self.run.planned_steps
-        had_time = planned is not None and self.run.num_iterations > _FEW * planned
-        if len(gaps) >= _FEW or planned is None or (had_time and gaps):
-            return gaps[len(gaps) // 2 :][-_MOST_INTERVALS:] or [_NEVER]
-        if had_time:  # they are withheld: meetings use up the bound
+        if planned is not None and self._have_ceased(planned):
             return [_NEVER]
+        if len(gaps) >= _FEW or planned is None:
+            return gaps[len(gaps) // 2 :][-_MOST_INTERVALS:]
         costs = self._costs
         waits_s = (costs.durable_s - costs.cost_s) * (1 - _ROUNDING)
         return [max(planned, math.ceil(waits_s / costs.iteration_s))]
+
+    def _have_ceased(self, planned: int) -> bool:
+        """Whether checkpoints were planned, but none was taken for half of the time.
+
+        They are withheld where meetings of the ranks use up the bound.
+        """
+        since = self.run.num_iterations - (self._steps[-1] if self._steps else 0)
+        return since > max(_FEW * planned, self.run.num_iterations / 2)
 
     def _repeat(self, gaps: Sequence[int]) -> None:
         since_s = self._starts_s[-1] if self._starts_s else -self._costs.cost_s

@@ -275,9 +275,13 @@ def test_where_meetings_use_up_the_bound_auto_takes_the_first_checkpoint_alone()
 
 
 @pytest.mark.slow
-def test_the_same_holds_beyond_what_is_stepped_through() -> None:
-    size = at_size(COSTS, 2, rank_costs=meeting_of(5.0))
-    assert ran("auto", size, days=1000).num_checkpoints == 1
+@pytest.mark.parametrize(("iteration_s", "cost_s"), [(1.0, 1.0), (0.125, 0.008)])
+def test_the_same_holds_beyond_what_is_stepped_through(iteration_s: float, cost_s: float) -> None:
+    costs = Costs(iteration_s=iteration_s, stall_s=cost_s, copy_s=cost_s, persist_s=0.05)
+    size = at_size(costs, 2, rank_costs=meeting_of(5.0))
+    taken = ran("auto", size, days=0.02).num_checkpoints
+    assert taken <= 2
+    assert ran("auto", size, days=1000).num_checkpoints == taken
 
 
 def ran(name: str, size: AtSize, *, days: float) -> Outcome:
