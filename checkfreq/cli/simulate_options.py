@@ -53,8 +53,22 @@ _OPTIONS = (
     click.option(
         "--state-bytes", type=SIZE, metavar="SIZE", help="Bytes of a checkpoint, all ranks."
     ),
-    click.option("--gpus-per-node", type=int, default=8, show_default=True, metavar="N"),
-    click.option("--nodes-per-rack", type=int, default=2, show_default=True, metavar="N"),
+    click.option(
+        "--gpus-per-node",
+        type=int,
+        default=8,
+        show_default=True,
+        metavar="N",
+        help="That a node takes down, with --storage.",
+    ),
+    click.option(
+        "--nodes-per-rack",
+        type=int,
+        default=2,
+        show_default=True,
+        metavar="N",
+        help="That a rack takes down, with --storage.",
+    ),
     click.option(
         "--failing",
         type=_named(Domain, float, "process=0.001,node=0.002"),
