@@ -75,7 +75,11 @@ setup(
     license="MIT",
     license_files=["LICENSE"],
     packages=find_packages(include=["checkfreq", "checkfreq.*", "iterators", "iterators.*"]),
-    package_data={"checkfreq": ["py.typed"], "iterators": ["py.typed"]},
+    package_data={
+        "checkfreq": ["py.typed"],
+        "checkfreq.simulation": ["rank_costs.jsonl"],
+        "iterators": ["py.typed"],
+    },
     python_requires=">=3.10",  # torch's own; no upper bound, or nobody could try a new Python
     # torch brings typing_extensions.
     install_requires=["click>=8.1", "torch>=2.11", "numpy", "nvidia-ml-py", "xxhash"],

@@ -43,7 +43,7 @@ ON_CPU = (
     Call("frequency", "--seconds 170 --k 8", 215),
     Call("paper", "--seconds 13", 170),
     Call("interruptions", "--images 72 --every 13", 150),
-    Call("goodput", "", 20),
+    Call("goodput", "--seeds 1", 35),
     Call("interference", "--settle 15 --phase 20", 155),
     Call("scale", "--gib 0.1 1 2 --rounds 2", 110),
     Call("limits", "--rounds 3", 60),

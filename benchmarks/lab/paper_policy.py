@@ -144,6 +144,9 @@ class PaperTuner:
         """See RateTuner."""
         self._last_step = step
 
+    def met(self, seconds: float) -> None:
+        """Ignored: the paper has no meetings of ranks."""
+
     def due(self, *, step: int, now_s: float) -> Verdict:
         """See RateTuner."""
         if self.plan is None and len(self._times_s) < self._num_profiled:

@@ -13,6 +13,7 @@ from checkfreq.policy.waste import daly_interval_s, young_interval_s
 from checkfreq.simulation.costs import Costs, smallest_interval, steady, unwaiting_interval
 from checkfreq.simulation.deciders import FixedInterval, NewDecider
 from checkfreq.simulation.failures import Exponential
+from checkfreq.simulation.meeting import meeting, with_meetings, without_meetings
 from checkfreq.simulation.outcome import Outcome
 from checkfreq.simulation.run import simulate
 from checkfreq.types import Objective
@@ -46,8 +47,11 @@ def compare(
     interval_s: float = 1800.0,
     days: float | None = None,
     seed: int = 0,
+    boundary_s: float = 0.0,
 ) -> Iterator[Arm]:
     """Yields each arm in turn, all with the same failures. ``days`` None: enough for a thousand.
+
+    ``boundary_s``: what meetings of the ranks add to each iteration, on average.
 
     ``bound``: always the smallest interval that the bound allows. ``fixed``: every
     ``interval_s``. ``young``, ``daly``: the closed forms. These three are never shorter than
@@ -55,22 +59,25 @@ def compare(
     ``mtbf_s``, with it, and with Objective.GOODPUT, starting from a cached profile of the costs.
     """
     wall_s = 1000 * mtbf_s if days is None else days * _DAY_S
-    for name, new_decider, is_limited in _arms(costs, mtbf_s, max_overhead, interval_s):
+    for name, new_decider, is_limited in choices(
+        costs, mtbf_s=mtbf_s, max_overhead=max_overhead, interval_s=interval_s
+    ):
         outcome = simulate(
-            steady(costs),
-            new_decider,
+            steady(with_meetings(costs, boundary_s)),
+            meeting(new_decider, boundary_s),
             wall_s=wall_s,
             failures=Exponential(mtbf_s),
             restart_s=restart_s,
             seed=seed,
             max_overhead=max_overhead,
         )
-        yield Arm(name, outcome, is_limited)
+        yield Arm(name, without_meetings(outcome, costs, boundary_s), is_limited)
 
 
-def _arms(
-    costs: Costs, mtbf_s: float, max_overhead: float, interval_s: float
+def choices(
+    costs: Costs, *, mtbf_s: float, max_overhead: float, interval_s: float
 ) -> Iterator[tuple[str, NewDecider, bool]]:
+    """Each arm's name, what decides in it, and whether storage made its interval longer."""
     bound = FrequencyPolicy(max_overhead=max_overhead)
     known = FrequencyPolicy(max_overhead=max_overhead, mtbf_s=mtbf_s)
     goodput = FrequencyPolicy(max_overhead=max_overhead, mtbf_s=mtbf_s, objective=Objective.GOODPUT)

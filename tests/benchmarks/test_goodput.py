@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -214,16 +215,56 @@ def test_table_and_plot_follow_from_the_lines_and_are_the_same_every_time(tmp_pa
     example = (*SMALL, "--setting", "example")
     lines = run_forked("goodput", *example, output=tmp_path / "stdout")
     write(tmp_path, *lines)
-    (table,) = tables_of(lines_of("goodput", tmp_path), TABLES)
-    assert "An iteration takes 1 s, a checkpoint costs 1 s, durable after 11 s" in table
-    assert "(example); failures as published (research):" in table
-    assert "| 16,384 | 1.8 h | " in table
+    table, restarts = tables_of(lines_of("goodput", tmp_path), TABLES)
+    for each in (table, restarts):
+        assert "An iteration takes 1 s, a checkpoint costs 1 s, durable after 11 s" in each
+        assert "(example); failures as published (research):" in each
+        assert "Of many ranks: meetings measured up to" in each
+    assert re.search(r"\| 16,384 \| 1.8 h \| [0-9.]+ m?s \* \| ", table)
+    for storage in ("shared storage", "nodes' disks"):
+        assert f"| 100,000 | {storage} | 18 min | " in restarts
     pictures = []
     for name in ("first", "second"):
         (path,) = draw_all(results=tmp_path, out=tmp_path / name)
         pictures.append(path.read_text())
     assert pictures[0] == pictures[1]
     assert "every 30 min" in pictures[0]
+
+
+def test_restarts_are_told_apart_where_the_bytes_are_known(tmp_path: Path) -> None:
+    results = write(tmp_path, OVERHEAD, RESUMED)
+    given = ("--results", str(results), "--state-bytes", "1000000000000", "--rank-costs", "none")
+    lines = run_forked("goodput", *SMALL, *given, output=tmp_path / "stdout")
+    found = [line for line in lines if line["what"] == "recovery"]
+    assert [(line["gpus"], line["checkpoints_on"]) for line in found] == [
+        (gpus, storage) for gpus in (16384, 100000) for storage in ("shared", "own")
+    ]
+    for line in found:
+        # Nothing else differs, and ranks cost nothing.
+        assert line["goodput"] == line["free"]
+        total = sum(line["failures_per_day"].values())  # type: ignore[attr-defined]
+        assert total == pytest.approx(86_400 / line["mtbf_s"], rel=1e-3)  # type: ignore[operator]
+    _, on_nodes = found[2:]
+    each = on_nodes["restarts"]
+    assert each["memory"]["lost_s"] < each["shared"]["lost_s"]  # type: ignore[index]
+    assert each["local"]["per_day"] > 0  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "measured", "shown"),
+    [
+        (16, {"meeting": 512}, "| 2.5 ms |"),
+        (1024, {"meeting": 512}, "| 2.5 ms * |"),
+        (16, {}, "- |"),
+    ],
+)
+def test_a_meeting_that_is_extrapolated_is_marked(
+    gpus: int, measured: dict[str, int], shown: str
+) -> None:
+    ranks = {"meeting_s": 0.0025, "measured": measured, "deviation": dict.fromkeys(measured, 0.29)}
+    table = TABLES["goodput"].build([simulated(gpus, ranks=ranks)])
+    assert shown in table
+    assert ("fitted within 29 %" in table) == bool(measured)
 
 
 def simulated(gpus: int, **changed: Any) -> dict[str, Any]:

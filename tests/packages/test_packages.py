@@ -49,7 +49,8 @@ def test_nothing_but_the_two_packages_is_at_the_top_of_the_wheel(packages: Packa
         names = wheel.namelist()
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"checkfreq", "iterators"}
-    assert {"checkfreq/py.typed", "iterators/py.typed"} <= set(names)
+    data = {"checkfreq/py.typed", "iterators/py.typed", "checkfreq/simulation/rank_costs.jsonl"}
+    assert data <= set(names)
     sources = {
         path.relative_to(ROOT).as_posix()
         for package in ("checkfreq", "iterators")
