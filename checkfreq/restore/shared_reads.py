@@ -115,8 +115,8 @@ class SharedReads:
         """
         if not self._is_in_stage or self._is_over:
             return {}
-        self._round += 1
         with self._changed:  # before anybody can hear that this member is in the round
+            self._round += 1
             self._ready.clear()
             self._taken.clear()
         digests = {name: _digest(name, ranges) for name, ranges in sorted(files.items())}

@@ -1,4 +1,4 @@
-"""Members that share reads: each piece is read by one, and all get all bytes, whatever goes wrong."""
+"""Members that share reads: each piece is read by one, all get all bytes, whatever goes wrong."""
 
 from __future__ import annotations
 
