@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import shutil
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -215,7 +218,7 @@ def lost(
         settings = {"config": {"rank_timeout_s": 4.0 * slowness()}}
         return run(Life(load, folder, 3, 1, 1, settings, {rank: script}, store="agent"))
 
-    with ThreadPoolExecutor(2) as pool:
+    with ThreadPoolExecutor(4) as pool:
         yield {
             (what, rank): pool.submit(lose, *place, rank)
             for what, place in LOSSES.items()
@@ -269,9 +272,28 @@ def ask_for_neighbours(rank: Rank) -> None:
     manifest = store.manifest(1)
     meetings = Meetings.of_process_group(timeout_s=60.0 * slowness())
     files = manifest.files if rank.rank in rank.settings["large"] else manifest.files[:0]
-    with shared_reads(meetings, store, 1, files) as shared:
+    with contextlib.ExitStack() as stack:
+        if rank.rank == rank.settings.get("deaf"):
+            taken = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            taken.bind(f"\0{meetings.name}/{rank.rank}")
+        if rank.rank == rank.settings.get("short_of_files"):
+            stack.enter_context(few_more_files(2))  # it listens, and cannot connect
+        shared = stack.enter_context(shared_reads(meetings, store, 1, files))
         rank.send("shares", shared is not None)
     meetings.close()
+
+
+@contextlib.contextmanager
+def few_more_files(count: int) -> Iterator[None]:
+    """This process can open so many more files, or a few more between those that are open."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + count, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def answers(folder: Path, world: int, **settings: Any) -> list[bool]:
@@ -291,6 +313,20 @@ def test_a_rank_that_has_no_other_to_share_with_reads_for_itself(
 
 def test_ranks_share_beside_one_that_does_not(saved: Callable[[int], Path]) -> None:
     assert answers(saved(2), 3, large=[0, 2]) == [True, False, True]
+
+
+def test_a_rank_that_cannot_listen_reads_for_itself_and_the_others_share(
+    saved: Callable[[int], Path],
+) -> None:
+    assert answers(saved(2), 3, large=[0, 1, 2], deaf=1) == [True, False, True]
+
+
+def test_if_one_rank_cannot_connect_its_neighbours_share_nothing(
+    saved: Callable[[int], Path],
+) -> None:
+    given = {"large": [0, 1, 2], "short_of_files": 0}
+    life = Life(ask_for_neighbours, saved(2), 3, settings=given, store="agent")
+    assert [one.last("shares") for one in run_well(life)] == [False, False, False]
 
 
 def test_ranks_with_directories_of_their_own_share_nothing(
