@@ -31,8 +31,8 @@ from checkfreq.types import Json
 
 logger = logging.getLogger(__name__)
 
-#: Where a rank reads less, connecting takes longer than sharing saves, on a local disk that reads
-#: a GiB per second (measured 2026-11).
+#: Where a rank reads less, connecting took longer than sharing saved, on a local disk and two busy
+#: cores (measured 2026-11).
 SMALLEST_BYTES = 64 << 20
 
 #: Of what ranks wait for one another in a meeting: so long one waits for what another reads. Then
