@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 #: Where a rank reads less, connecting took longer than sharing saved, on a local disk and two busy
 #: cores (measured 2026-11).
-SMALLEST_BYTES = 64 << 20
+SMALLEST_BYTES = 128 << 20
 
 #: Of what ranks wait for one another in a meeting: so long one waits for what another reads. Then
 #: it reads the rest for itself, and it is the next meeting that names who hangs.
