@@ -13,9 +13,9 @@ from benchmarks.lab.tables import (
 )
 
 _TEXT = """
-Ranks of one machine that restore the same replicated state with ``restore()``, begun by all
-together; the slowest rank counts. `shared`: each piece is read by one of them and handed to the
-others; `each for itself`: as where a state is too small to be shared. Medians, with quartiles:
+Ranks of one machine that restore the same replicated state, begun by all together; the slowest
+rank counts. `shared`: each piece is read by one of them and handed to the others, as from 128 MiB
+on; `each for itself`: as below that. Medians, with quartiles:
 """
 
 
