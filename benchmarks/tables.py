@@ -26,6 +26,7 @@ from benchmarks.lab.tables import Table
 from benchmarks.limits import table as limits
 from benchmarks.memory import table as memory
 from benchmarks.mirror import table as mirror
+from benchmarks.node import table as node
 from benchmarks.overhead import table as overhead
 from benchmarks.paper import table as paper
 from benchmarks.ranks import table as ranks
@@ -58,6 +59,7 @@ TABLES: dict[str, Table] = {
     **limits.TABLES,
     **memory.TABLES,
     **mirror.TABLES,
+    **node.TABLES,
     **overhead.TABLES,
     **paper.TABLES,
     **ranks.TABLES,

@@ -85,13 +85,19 @@ POINTS_OF_A_HANDOVER: tuple[str, ...] = (
 #: Those of a checkpoint with files that it shares with the one before: after ``commit.mkdir``.
 POINTS_OF_A_LINK: tuple[str, ...] = ("commit.link",)
 
+#: Those of a restore in which ranks of one machine share reads: beside ``restore.read``.
+POINTS_OF_A_SHARED_READ: tuple[str, ...] = (
+    "restore.hand_on",  # before a piece is copied to where the others take it
+    "restore.take",  # before one is taken
+)
+
 #: The fault points that a run of a single rank passes, and those of its mirror, if it has one.
 POINTS_OF_ONE_RANK = tuple(
     p for p in POINTS if not p.startswith(("meeting.", "parts.", "mirror.", "restore."))
 )
 POINTS_OF_A_MIRROR = tuple(p for p in POINTS if p.startswith("mirror."))
 
-_ALL = (*POINTS, *POINTS_OF_A_HANDOVER, *POINTS_OF_A_LINK)
+_ALL = (*POINTS, *POINTS_OF_A_HANDOVER, *POINTS_OF_A_LINK, *POINTS_OF_A_SHARED_READ)
 _ENV = "CHECKFREQ_FAULT"
 _ENV_LOG = "CHECKFREQ_FAULT_LOG"
 _PAUSE_LIMIT_S = 60.0

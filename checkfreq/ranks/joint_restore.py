@@ -12,6 +12,7 @@ mirror's copy.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -22,11 +23,13 @@ from typing import TypeVar
 from checkfreq.errors import CorruptCheckpointError, NoCheckpointError, storage_errors
 from checkfreq.ranks.meetings import Meetings
 from checkfreq.ranks.merging import Merge, agreeing, some_say
+from checkfreq.ranks.neighbours import shared_reads
 from checkfreq.restore.apply import RestorePlan
 from checkfreq.restore.found import FoundCheckpoint
 from checkfreq.restore.in_place import InPlace
 from checkfreq.restore.needed_files import needed_files
 from checkfreq.restore.restorer import Restorer
+from checkfreq.restore.shared_reads import SharedReads
 from checkfreq.state.capture import POSITIONS
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.store.manifest import FileEntry, Manifest
@@ -164,12 +167,19 @@ class JointRestorer:
         if files is None:
             return None
         manifest = self._with_positions_elsewhere(manifest)
-        with self._restorer.reading(manifest, files, source) as found:
-            plan = self._load(found, one, rejected)
+        with (
+            shared_reads(self._meetings, source, one.step, files) as shared,
+            self._restorer.reading(manifest, files, source, shared=shared) as found,
+        ):
+            plan = self._load(found, one, rejected, shared)
         return None if plan is None else (found, plan)
 
     def _load(
-        self, found: FoundCheckpoint, one: _Candidate, rejected: list[Rejected]
+        self,
+        found: FoundCheckpoint,
+        one: _Candidate,
+        rejected: list[Rejected],
+        shared: SharedReads | None,
     ) -> RestorePlan | None:
         """Every stage of ``InPlace``, each on all ranks before the next one begins."""
         loading = self._loading
@@ -184,8 +194,9 @@ class JointRestorer:
         )
         for what, stage, is_long in stages:
             phase = f"{what} {one}"
+            passed = partial(_pass, stage, plan, shared if is_long else None)
             try:
-                if not self._has_passed(phase, partial(stage, plan), found, one, rejected, is_long):
+                if not self._has_passed(phase, passed, found, one, rejected, is_long):
                     loading.take_back()
                     return None
             except Exception:
@@ -225,20 +236,19 @@ class JointRestorer:
     def _has_passed(
         self,
         phase: str,
-        stage: Callable[[], None],
+        stage: Callable[[], bool],
         found: FoundCheckpoint,
         one: _Candidate,
         rejected: list[Rejected],
         is_long: bool,
     ) -> bool:
         """Do a stage; False if any rank found damage."""
-        done = partial(_done, stage)
         if found.remote is None or not is_long:
-            return self._on_all(phase, done, one, rejected) is not None
+            return self._on_all(phase, stage, one, rejected) is not None
         # Ranks download at different rates, and no rank waits for another for more than
         # ``rank_timeout_s``: they meet while they read.
         with ThreadPoolExecutor(1, thread_name_prefix="checkfreq-download") as pool:
-            reading = pool.submit(done)
+            reading = pool.submit(stage)
             self._meetings.until(
                 f"restore(): {phase} from the mirror",
                 partial(_has_ended, reading),
@@ -285,8 +295,11 @@ class JointRestorer:
         )
 
 
-def _done(stage: Callable[[], None]) -> bool:
-    stage()
+def _pass(
+    stage: Callable[[RestorePlan], None], plan: RestorePlan, shared: SharedReads | None
+) -> bool:
+    with contextlib.nullcontext() if shared is None else shared.stage():
+        stage(plan)
     return True
 
 

@@ -94,6 +94,8 @@ class Meetings:
     ) -> None:
         self.rank = rank
         self.world = world
+        #: The same on all ranks of these meetings, and of no others.
+        self.name = prefix
         self.timeout_s = timeout_s
         self._hurried_s = min(timeout_s, hurried_timeout_s)
         #: Whether a stop signal was received: then waits are shorter.
@@ -225,10 +227,10 @@ class Meetings:
         self, action: Callable[[Callable[[], bool]], T], *, timeout_s: float | None = None
     ) -> T:
         """Run ``action`` in the store's thread, waiting as long as patience lasts."""
-        patience_s = self._patience_s if timeout_s is None else lambda: timeout_s
+        patience_s = self.patience_s if timeout_s is None else lambda: timeout_s
         return self._thread.call(action, patience_s=patience_s)
 
-    def _patience_s(self) -> float:
+    def patience_s(self) -> float:
         """How long to wait for others: less once told to stop, when a missing rank is gone."""
         return self._hurried_s if self.is_hurried() else self.timeout_s
 
@@ -240,7 +242,7 @@ class Meetings:
         """Say something, join what the ranks below say, hand that up, and receive the decision."""
         phase, since_s = own["phase"], time.monotonic()
         wait = partial(
-            self._line.wait, since_s=since_s, patience_s=self._patience_s, is_wanted=is_wanted
+            self._line.wait, since_s=since_s, patience_s=self.patience_s, is_wanted=is_wanted
         )
         self._line.say(_own(number, self.rank), own)
         word = own
@@ -320,7 +322,7 @@ class Meetings:
         ranks = sorted(absent)
         return RankError(
             f"rank {self.rank} waited in {phase}: {names_of(ranks)} did not come within "
-            f"{self._patience_s():g} s (CFConfig.rank_timeout_s): lost, or "
+            f"{self.patience_s():g} s (CFConfig.rank_timeout_s): lost, or "
             "doing something else. Making the CFManager, step(), save(), restore(), wait(), "
             "finish() and close() are for all ranks together",
             ranks=ranks,

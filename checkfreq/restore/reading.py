@@ -8,6 +8,7 @@ import torch
 
 from checkfreq.restore.buffers import Buffers
 from checkfreq.restore.device_target import transfers_to
+from checkfreq.restore.shared_reads import SharedReads
 from checkfreq.restore.stream import Wanted, stream
 from checkfreq.restore.targets import wanted_of
 from checkfreq.snapshot.backends import owner_of
@@ -19,7 +20,7 @@ _HOST = torch.device("cpu")
 
 
 class StreamReader:
-    """The ``Reader`` of a step of a source."""
+    """The ``Reader`` of a step of a source. ``shared``: with ranks that may read the same."""
 
     def __init__(
         self,
@@ -28,11 +29,13 @@ class StreamReader:
         *,
         num_threads: int,
         on_read: Callable[[int], object] = lambda num_bytes: None,
+        shared: SharedReads | None = None,
     ) -> None:
         self._source = source
         self._step = step
         self._num_threads = num_threads
         self._on_read = on_read
+        self._shared = shared
 
     def read(self, placements: Sequence[Placement]) -> None:
         """See ``Reader``."""
@@ -57,4 +60,5 @@ class StreamReader:
             num_threads=self._num_threads,
             buffers=buffers,
             on_read=self._on_read,
+            shared=self._shared,
         )

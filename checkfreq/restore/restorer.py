@@ -25,6 +25,7 @@ from checkfreq.restore.found import FoundCheckpoint
 from checkfreq.restore.memory import HeldSnapshot, MemorySource
 from checkfreq.restore.progress import progress_of
 from checkfreq.restore.reading import StreamReader
+from checkfreq.restore.shared_reads import SharedReads
 from checkfreq.restore.validation import validate_state
 from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest
 from checkfreq.store.records import Records, Summary
@@ -230,10 +231,16 @@ class Restorer:
 
     @contextlib.contextmanager
     def reading(
-        self, manifest: Manifest, files: Sequence[FileEntry], source: CheckpointSource | None = None
+        self,
+        manifest: Manifest,
+        files: Sequence[FileEntry],
+        source: CheckpointSource | None = None,
+        *,
+        shared: SharedReads | None = None,
     ) -> Iterator[FoundCheckpoint]:
         """A step that can be read in the block, of which ``files`` are needed.
 
+        ``shared``: what other ranks of this machine may read as well, in its stages.
         Raises CorruptCheckpointError if one is missing or has another size.
         """
         source = source or self._store
@@ -248,7 +255,11 @@ class Restorer:
             after_s=after_s,
         ) as note:
             reader = StreamReader(
-                source, manifest.step, num_threads=self._num_threads, on_read=note
+                source,
+                manifest.step,
+                num_threads=self._num_threads,
+                on_read=note,
+                shared=shared,
             )
             remote = None if source.is_local else source
             yield FoundCheckpoint(

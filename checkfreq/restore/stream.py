@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from xxhash import xxh3_64, xxh3_64_hexdigest
@@ -21,6 +22,7 @@ from checkfreq import faults
 from checkfreq.errors import CorruptCheckpointError
 from checkfreq.restore.buffers import Buffers, HostBuffers, MemoryTarget, Wait, finish
 from checkfreq.restore.reads import Run, Target, Task, Wanted, tasks_of
+from checkfreq.restore.shared_reads import SharedReads
 from checkfreq.store.fileops import FileInMemory, ReadFile
 from checkfreq.store.gc_pause import gc_paused
 from checkfreq.store.manifest import FileEntry
@@ -49,6 +51,7 @@ def stream(
     buffers: Buffers | None = None,
     on_read: Callable[[int], object] = lambda num_bytes: None,
     verify_headers: bool = True,
+    shared: SharedReads | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Read what is wanted of a committed step, check every digest, and fill the targets.
@@ -56,9 +59,9 @@ def stream(
     ``num_threads``: 1 means the caller's. A source may need more, and where reads are slow more are
     started. ``read_bytes``: most bytes of a read, a multiple of a page; the source's own by
     default. ``buffers`` have `buffer_bytes` of that, for any number of threads. The reading threads
-    tell ``on_read`` how many bytes with a digest have arrived. Copies that are under way when a
-    target returns are waited for by ``buffers``: with `HostBuffers`, all are done when this returns
-    or raises.
+    tell ``on_read`` how many bytes with a digest have arrived. ``shared``: with other ranks, which
+    may read the same. Copies that are under way when a target returns are waited for by
+    ``buffers``: with `HostBuffers`, all are done when this returns or raises.
 
     Raises CorruptCheckpointError at the first wrong size, wrong digest or missing file; other
     OSErrors, and what a target raises, pass through.
@@ -71,22 +74,22 @@ def stream(
             file = source.open_payload(step, entry)
             stack.callback(file.close)
             view = file.view if isinstance(file, FileInMemory) else None
-            place = _Place(file, source.where(step, entry.name), view)
+            place = _Place(file, entry.name, source.where(step, entry.name), view)
             borders = [piece.start for piece in source.pieces(step, entry)]
             with gc_paused():  # there may be a million tensors
                 tasks = tasks_of(
                     entry, items, read_bytes=size, borders=borders, with_header=verify_headers
                 )
             jobs += [_Job(place, task) for task in tasks]
-        # Long ones first: each is for a single thread.
-        jobs.sort(key=lambda job: job.num_bytes > size, reverse=True)
-        _Reading(
-            jobs,
+        reading = _Reading(
+            _in_order(jobs, size, shared),
             buffers or HostBuffers(size),
             size,
             on_read,
+            shared,
             clock=clock,
-        ).run(max(num_threads, source.num_requests))
+        )
+        reading.run(max(num_threads, source.num_requests))
 
 
 class SlowReads:
@@ -105,16 +108,20 @@ class SlowReads:
 
 
 class _Place(NamedTuple):
-    """An open file, where it is, and how to see its bytes if they are in memory."""
+    """An open file, its name, where it is, and how to see its bytes if they are in memory."""
 
     file: ReadFile
+    name: str
     path: str
     view: Callable[[int, int], memoryview] | None
 
 
 class _Job(NamedTuple):
+    """``number``: among the pieces that are shared with other ranks; None if it is not."""
+
     place: _Place
     task: Task
+    number: int | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -129,6 +136,29 @@ def _by_file(wanted: Iterable[Wanted]) -> Iterator[tuple[FileEntry, Sequence[Wan
         yield items[0].file, items
 
 
+def _in_order(jobs: Sequence[_Job], size: int, shared: SharedReads | None) -> list[_Job]:
+    """Those first that other ranks wait for. Then long ones: each is for a single thread."""
+    numbers = {} if shared is None else shared.agree(_cuts(jobs, size))
+    mine: list[_Job] = []
+    common: list[_Job] = []
+    for job in jobs:
+        number = numbers.get((job.place.name, job.task.start))
+        (mine if number is None else common).append(job._replace(number=number))
+    mine.sort(key=lambda job: job.num_bytes > size, reverse=True)
+    if shared is not None:
+        common.sort(key=lambda job: shared.place(job.number or 0))
+    return common + mine
+
+
+def _cuts(jobs: Iterable[_Job], size: int) -> dict[str, list[tuple[int, int]]]:
+    """By file, from where to where each read goes that others may need as well."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for job in jobs:
+        if 0 < job.num_bytes <= size and job.place.view is None:
+            found.setdefault(job.place.name, []).append((job.task.start, job.task.end))
+    return found
+
+
 class _Reading:
     """The jobs of one call, and the threads that do them."""
 
@@ -138,10 +168,12 @@ class _Reading:
         buffers: Buffers,
         read_bytes: int,
         on_read: Callable[[int], object],
+        shared: SharedReads | None,
         *,
         clock: Callable[[], float],
     ) -> None:
         self._jobs = deque(jobs)
+        self._shared = shared
         self._buffers = buffers
         self._read_bytes = read_bytes
         self._on_read = on_read
@@ -170,7 +202,10 @@ class _Reading:
                 self._start_thread(count)
             for thread in self._threads:  # more may be added meanwhile, by those that still run
                 thread.join()
-        finally:  # after an interrupt, for example
+        except BaseException:  # an interrupt, for example
+            self._give_up()
+            raise
+        finally:
             self._stop.set()
             for thread in self._threads:
                 thread.join()
@@ -201,10 +236,16 @@ class _Reading:
                 if job.num_bytes > self._read_bytes:
                     self._read_long(job.place, job.task.runs[0])
                 else:
-                    self._read_short(job.place, job.task)
+                    self._read_short(job.place, job.task, job.number)
         except BaseException as error:
             self._errors.append(error)
-            self._stop.set()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """End all threads soon; none waits for other ranks any more."""
+        self._stop.set()
+        if self._shared is not None:
+            self._shared.leave("an error on this rank")
 
     def _next(self) -> _Job | None:
         try:
@@ -212,11 +253,10 @@ class _Reading:
         except IndexError:
             return None
 
-    def _read_short(self, place: _Place, task: Task) -> None:
+    def _read_short(self, place: _Place, task: Task, number: int | None) -> None:
         num_bytes = 0
-        began_s = self._clock()
-        with _Bytes(place, task.start, task.end, self._buffers) as data:
-            self._note_read(self._clock() - began_s)
+        fill = partial(self._fill, place.file, number)
+        with _Bytes(place, task.start, task.end, self._buffers, fill) as data:
             for run in task.runs:
                 part = data.view[run.start - task.start : run.end - task.start]
                 _check(place.path, run, xxh3_64_hexdigest(part))
@@ -226,17 +266,41 @@ class _Reading:
 
     def _read_long(self, place: _Place, run: Run) -> None:
         digest = xxh3_64()
+        fill = partial(self._fill, place.file, None)
         for at in range(run.start, run.end, self._read_bytes):
             if self._stop.is_set():
                 return
             end = min(at + self._read_bytes, run.end)
-            began_s = self._clock()
-            with _Bytes(place, at, end, self._buffers) as data:
-                self._note_read(self._clock() - began_s)
+            with _Bytes(place, at, end, self._buffers, fill) as data:
                 digest.update(data.view)
                 _hand(run, at, data.view, data.waits)
             self._on_read(end - at)
         _check(place.path, run, digest.hexdigest())
+
+    def _fill(
+        self, file: ReadFile, number: int | None, buffer: memoryview, start: int, end: int
+    ) -> memoryview:
+        """Bytes ``start`` to ``end`` of a file, in ``buffer``: by whole pages, for direct I/O."""
+        first = start // PAGE_BYTES * PAGE_BYTES
+        num_bytes = min(round_up_to_page(end), file.size) - first
+        read = partial(self._read, file, buffer, first, num_bytes)
+        if self._shared is None or number is None:
+            read()
+        else:
+            self._shared.fill(number, buffer[:num_bytes], read)
+        return buffer[start - first : end - first]
+
+    def _read(self, file: ReadFile, buffer: memoryview, first: int, num_bytes: int) -> None:
+        faults.reach("restore.read")
+        began_s = self._clock()
+        got = file.preadinto(buffer[: round_up_to_page(num_bytes)], first)
+        self._note_read(self._clock() - began_s)
+        if got != num_bytes:
+            raise OSError(f"expected {num_bytes} bytes at byte {first}, got {got}: the file shrank")
+
+
+#: Fills a buffer from the page of a byte of a file up to another, and returns what is between.
+_Fill = Callable[[memoryview, int, int], memoryview]
 
 
 class _Bytes:
@@ -245,10 +309,11 @@ class _Bytes:
     ``waits``: what targets returned, for copies that are still under way then.
     """
 
-    __slots__ = ("_buffer", "_buffers", "_place", "_range", "view", "waits")
+    __slots__ = ("_buffer", "_buffers", "_fill", "_place", "_range", "view", "waits")
 
-    def __init__(self, place: _Place, start: int, end: int, buffers: Buffers) -> None:
+    def __init__(self, place: _Place, start: int, end: int, buffers: Buffers, fill: _Fill) -> None:
         self._place = place
+        self._fill = fill
         self._range = start, end
         self._buffers = buffers
         self._buffer: memoryview | None = None
@@ -259,13 +324,13 @@ class _Bytes:
         start, end = self._range
         if start == end:  # only tensors without elements
             return self
-        faults.reach("restore.read")
         if self._place.view is not None:
+            faults.reach("restore.read")
             self.view = self._place.view(start, end - start)
             return self
         self._buffer = self._buffers.take()
         try:
-            self.view = _read(self._place.file, self._buffer, start, end)
+            self.view = self._fill(self._buffer, start, end)
         except BaseException:
             self._buffers.give(self._buffer, ())
             raise
@@ -292,13 +357,3 @@ def _hand(run: Run, at: int, data: memoryview, waits: list[Wait]) -> None:
             wait = sink.target.put(begin - sink.origin, data[begin - at : end - at])
             if wait is not None:
                 waits.append(wait)
-
-
-def _read(file: ReadFile, buffer: memoryview, start: int, end: int) -> memoryview:
-    """Read from ``start`` to ``end`` into ``buffer``, by whole pages for direct I/O."""
-    first = start // PAGE_BYTES * PAGE_BYTES
-    wanted = min(round_up_to_page(end), file.size) - first
-    got = file.preadinto(buffer[: round_up_to_page(wanted)], first)
-    if got != wanted:
-        raise OSError(f"expected {wanted} bytes at byte {first}, got {got}: the file shrank")
-    return buffer[start - first : end - first]

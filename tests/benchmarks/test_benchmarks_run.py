@@ -73,6 +73,17 @@ def test_meetings_print_a_line_per_number_of_ranks_and_arm(tmp_path: Path) -> No
     assert all(line["root_cpu_us"] > 0 and line["store_cpu_us"] > 0 for line in lines)
 
 
+@pytest.mark.dist
+def test_restores_of_a_node_print_a_line_for_reads_that_are_shared_and_those_that_are_not(
+    tmp_path: Path,
+) -> None:
+    small = ("--mib", "8", "--ranks", "2", "--rounds", "2")
+    shared, apart = lines_of("node", *small, folder=tmp_path)
+    assert (shared["arm"], apart["arm"]) == ("shared", "each for itself")
+    assert shared["storage"]
+    assert shared["read_mib"] <= apart["read_mib"]  # none, in memory
+
+
 def test_restores_print_a_line_per_memory_and_arm(tmp_path: Path) -> None:
     ours = ["checkfreq, restore()", "checkfreq.load(into=)", "checkfreq, from memory"]
     small = ("--gib", "0.004", "--tensors", "4", "--rounds", "2", "--spare", "200")
