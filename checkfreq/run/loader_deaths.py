@@ -15,13 +15,20 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 _LOADERS = "torch.utils.data."
+#: Where a batch's memory is asked of the worker that made it.
+_TRANSPORT = "multiprocessing.resource_sharer"
 
 
 def is_of_loader(error: BaseException) -> bool:
     """Whether the error was raised in torch's loader, or by its SIGCHLD handler."""
+    return _passed(error, _LOADERS)
+
+
+def _passed(error: BaseException, modules: str) -> bool:
+    """Whether the error passed through a function of modules whose names begin so."""
     trace = error.__traceback__
     while trace is not None:
-        if trace.tb_frame.f_globals.get("__name__", "").startswith(_LOADERS):
+        if trace.tb_frame.f_globals.get("__name__", "").startswith(modules):
             return True
         trace = trace.tb_next
     return False
@@ -31,8 +38,12 @@ def is_of_dead_worker(error: BaseException) -> bool:
     """Whether a loader, or the transport of its batches, raises such an error for a dead worker."""
     text = str(error)
     says = "killed by signal" in text or "exited unexpectedly" in text
-    is_loaders = isinstance(error, RuntimeError) and "DataLoader worker" in text and says
-    return is_loaders or isinstance(error, (ConnectionError, EOFError))
+    if isinstance(error, RuntimeError) and "DataLoader worker" in text and says:
+        return True
+    # A worker that ends by itself takes its sockets' names with it, unlike one that is killed. One
+    # that only passes on what the dataset raised, a missing file for example, is alive.
+    is_unreachable = isinstance(error, FileNotFoundError) and _passed(error, _TRANSPORT)
+    return is_unreachable or isinstance(error, (ConnectionError, EOFError))
 
 
 class QuietChildren:

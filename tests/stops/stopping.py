@@ -330,7 +330,8 @@ def check(run: Run, lived: Lived, whole: Whole) -> bool:
     if (
         lived.statuses == [-signal.SIGTERM] * world
         and lived.batches_before in (0, 1)
-        and not lived.has("end")  # it arrived so late that all was done
+        # It may have arrived so late that all was done, or in a life that had nothing left to do.
+        and (not lived.has("end") or not (lived.has("batch") or lived.has("closed")))
     ):
         return False  # before the first boundary of this life: nothing is lost, nothing learnt
     run.take(lived)
