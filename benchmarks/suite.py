@@ -68,6 +68,7 @@ LONGER = (
     Call("overhead", "--model resnet18 --live --max-seconds 300", 420),
     Call("sharded", "--rounds 4", 300),
     Call("ranks", "", 420),
+    Call("ranks", "--records 16 256 4096", 400),
     Call("iterators", "", 300),
     Call("endurance", "", 900),
     Call("mirror", "", 60),

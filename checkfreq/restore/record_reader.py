@@ -80,6 +80,8 @@ class RecordReader:
         yield from _first(leaf.rank for leaf in leaves if GRADIENTS in leaf.names)
 
     def _overlapping(self, tree: Tree, chk: CFCheckpoint) -> Iterator[int]:
+        if tree.is_split:
+            yield from tree.leaves
         for name, adapter in chk.adapters.items():
             json = tree.objects.get(name)
             if json is None:

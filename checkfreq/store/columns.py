@@ -56,7 +56,7 @@ def _is_whole(value: Json) -> bool:
 
 def _form_of(value: Json) -> str:
     if _is_whole(value):
-        return "{}" if isinstance(value, dict) else "."
+        return "$" if isinstance(value, dict) else "."
     if isinstance(value, list):
         return f"[{''.join(map(_form_of, value))}]"
     return "{" + "".join(f"{json.dumps(key)}{_form_of(one)}" for key, one in value.items()) + "}"

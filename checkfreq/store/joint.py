@@ -57,9 +57,17 @@ _FAILURE_MAX_BYTES = 1 << 20
 class JointStore(CheckpointStore):
     """The checkpoints under ``root``, where several ranks may write one together."""
 
-    def __init__(self, root: Path, *, ops: FileOps | None = None, is_tree: bool = False) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        ops: FileOps | None = None,
+        is_tree: bool = False,
+        is_split: bool = False,
+    ) -> None:
         super().__init__(root, ops=ops)
         self._is_tree = is_tree
+        self._is_split = is_split
         #: Attempts that this leader aborted, by step and id: what members still write is removed.
         self._ended: set[tuple[int, str]] = set()
 
@@ -145,11 +153,15 @@ class JointStore(CheckpointStore):
         return merge(own, [self._part(pending, own, rank) for rank in ranks])
 
     def _grow(self, pending: Pending, own: Manifest, ranks: Collection[int]) -> Tree:
-        """The tree of all ranks' records. The leader's own is written now, unless it is there."""
+        """The tree of all ranks' records. The leader's own is written now.
+
+        One that a killed leader left is replaced, as its payloads were.
+        """
         (leader,) = own.ranks
         everyone = sorted({leader, *ranks})
-        if leader not in ranks and not self.ops.exists(pending.path / part_name(leader)):
-            self.write_part(pending, replace(own, objects={}))
+        with contextlib.suppress(FileNotFoundError):
+            self.ops.unlink(pending.path / part_name(leader))
+        self.write_part(pending, replace(own, objects={}))
         faults.reach("parts.merge")
         with gc_paused():
             records = [self._rank_record(pending, own, rank) for rank in everyone]
@@ -195,7 +207,7 @@ class JointStore(CheckpointStore):
         path = pending.path / part_name(rank)
         hidden = _hidden(path)
         faults.reach("parts.write_manifest")
-        self.ops.write_file(hidden, encode_part(part) if self._is_tree else part.encode())
+        self.ops.write_file(hidden, self._encoded(part))
         faults.reach("parts.sync_manifest")
         self.ops.sync_file(hidden)
         faults.reach("parts.rename")
@@ -226,6 +238,9 @@ class JointStore(CheckpointStore):
             self.ops.unlink(_hidden(pending.path / part_name(rank)))
 
     # Inside.
+
+    def _encoded(self, part: Manifest) -> bytes:
+        return encode_part(part, is_split=self._is_split) if self._is_tree else part.encode()
 
     def _enter(self, step: int, attempt: str) -> Pending:
         path = self._pending_path(step, attempt)

@@ -31,7 +31,7 @@ from checkfreq.store.checks import (
 from checkfreq.store.cuts import Cut, cuts_of
 from checkfreq.store.manifest import Manifest, json_text, seal_of, sealed, sealed_version
 from checkfreq.store.parts import declared_shards, shard_entry
-from checkfreq.store.tiling import Shard, left_over
+from checkfreq.store.tiling import Shard, measure
 from checkfreq.types import Json
 
 POSITIONS = "$positions"
@@ -46,7 +46,8 @@ class Outline:
     """What others need to know of a rank's record without parsing it.
 
     ``files``: their sizes in bytes. ``names``: of the rank's own objects; ``whole``: those of them
-    of which no other rank has a share. ``left_over``: see `tiling`.
+    of which no other rank has a share. ``is_split``: state that is the same on all ranks is divided
+    among them, in shards that the leader does not list. ``measure``: see `tiling`.
     """
 
     rank: int
@@ -56,12 +57,13 @@ class Outline:
     files: Mapping[str, int]
     names: tuple[str, ...]
     whole: tuple[str, ...]
+    is_split: bool
     positions: Json
     cuts: tuple[Cut, ...]
-    left_over: int
+    measure: int
 
     @classmethod
-    def of(cls, part: Manifest) -> Outline:
+    def of(cls, part: Manifest, *, is_split: bool = False) -> Outline:
         """The outline of a part; PersistError if it says that it has shards that it has not."""
         ((rank, own),) = part.ranks.items()
         shards = list(_shards_of(part))
@@ -74,9 +76,10 @@ class Outline:
             files={file.name: file.num_bytes for file in part.files},
             names=names,
             whole=tuple(n for n in names if isinstance(own[n], dict) and "kind" in own[n]),
+            is_split=is_split,
             positions=own.get(POSITIONS, {}),
             cuts=tuple(cuts_of((shard.shape, shard.box) for shard in shards)),
-            left_over=left_over(shards),
+            measure=measure(shards),
         )
 
     def to_json(self) -> Json:
@@ -89,9 +92,10 @@ class Outline:
             "files": self.files,
             "names": self.names,
             "whole": self.whole,
+            "is_split": self.is_split,
             "positions": self.positions,
             "cuts": self.cuts,
-            "left_over": f"{self.left_over:x}",
+            "measure": f"{self.measure:x}",
         }
 
     @classmethod
@@ -100,6 +104,7 @@ class Outline:
         fields = as_object(value, "outline")
         require(fields.keys() == {*cls.__slots__}, "outline", sorted(cls.__slots__), sorted(fields))
         files = as_object(fields["files"], "files")
+        require(type(fields["is_split"]) is bool, "is_split", "true or false", fields["is_split"])
         for number in (fields["rank"], fields["step"], fields["world"], *files.values()):
             require_count(number, "outline")
         return cls(
@@ -109,7 +114,7 @@ class Outline:
                 "whole": names_of(fields["whole"]),
                 "positions": as_object(fields["positions"], "positions"),
                 "cuts": tuple_of(fields["cuts"], Cut.from_json),
-                "left_over": _number(fields["left_over"]),
+                "measure": _number(fields["measure"]),
             }
         )
 
@@ -143,9 +148,9 @@ class RankRecord:
         return cls(outline, len(data), seal_of(data))
 
 
-def encode_part(part: Manifest) -> bytes:
+def encode_part(part: Manifest, *, is_split: bool = False) -> bytes:
     """A rank's record; PersistError if it says that it has shards that it has not."""
-    outline = f'"outline": {json_text(Outline.of(part).to_json())}'
+    outline = f'"outline": {json_text(Outline.of(part, is_split=is_split).to_json())}'
     return sealed(4, f'{outline},\n"record":\n{part.encode().decode("ascii")}')
 
 
@@ -156,7 +161,8 @@ def decode_part(data: bytes, *, path: Path | str) -> Manifest:
     part = Manifest.decode(data[begin : -len(_END)], path=path)
     try:
         require(len(part.ranks) == 1, "ranks", "one", list(part.ranks))
-        require(Outline.of(part) == record.outline, "outline", "that of the record", "another")
+        made = Outline.of(part, is_split=record.outline.is_split)
+        require(made == record.outline, "outline", "that of the record", "another")
     except ManifestError as error:
         raise _corrupt(path, error) from None
     except CheckFreqError as error:
@@ -179,11 +185,11 @@ def _shards_of(part: Manifest) -> Iterator[Shard]:
 
 
 def _number(text: Any) -> int:
-    require(isinstance(text, str) and len(text) <= 32, "left_over", "a number", text)
+    require(isinstance(text, str) and len(text) <= 32, "measure", "a number", text)
     try:
         return int(text, 16)
     except ValueError:
-        raise ManifestError("left_over", "hexadecimal digits", text) from None
+        raise ManifestError("measure", "hexadecimal digits", text) from None
 
 
 def _corrupt(path: Path | str, error: ManifestError) -> CorruptCheckpointError:

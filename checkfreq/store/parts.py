@@ -176,7 +176,7 @@ def check_shards(manifest: Manifest) -> None:
     # With a directory per node, this manifest has the parts of some ranks only.
     whole = len(manifest.ranks) == manifest.world
     tensors = _by_tensor(manifest)
-    for name, key in listed_tensors(manifest) if whole else ():
+    for name, key, _, _ in listed_tensors(manifest) if whole else ():
         if (name, key) not in tensors:
             problem = "expected shards, found none"
             _refuse(manifest, f"tensor {key!r:.80} of {name!r:.80}: {problem} from any rank")
@@ -253,11 +253,12 @@ def declared_shards(manifest: Manifest) -> Iterator[tuple[int, str, str, Shape, 
                 yield rank, name, key, tuple(place[0]), tuple(place[1])
 
 
-def listed_tensors(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """(object's name, key) of the tensors that the leader lists as sharded."""
+def listed_tensors(manifest: Manifest) -> Iterator[tuple[str, str, str, Shape]]:
+    """(object's name, key, dtype, shape) of the tensors that the leader lists as sharded."""
     for name, value in manifest.objects.items():
         if isinstance(value, dict):
-            yield from ((name, key) for key in value.get("sharded_tensors", ()))
+            for key, (dtype, shape) in value.get("sharded_tensors", {}).items():
+                yield name, key, dtype, tuple(shape)
 
 
 def _is_place(value: Json) -> bool:

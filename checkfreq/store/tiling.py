@@ -9,9 +9,9 @@ the polynomial is at most the sum of the tensor's sizes). Each tensor has a weig
 of its name, dtype and shape, so that one sum stands for all tensors, and ranks that do not agree on
 any of these do not add up either.
 
-Each rank counts the whole of those tensors whose first element it holds. So what is left over all
-shards of all ranks is 0. The point is fixed: this finds mistakes, not someone who makes them on
-purpose, and readers do not rely on it.
+So the sum over the shards of all ranks is compared with the sum over the tensors that the leader
+lists. The point is fixed: this finds mistakes, not someone who makes them on purpose, and readers
+do not rely on it.
 """
 
 from __future__ import annotations
@@ -36,21 +36,24 @@ class Shard(NamedTuple):
     shape: tuple[int, ...]
     box: Box
 
-
-def left_over(shards: Iterable[Shard]) -> int:
-    """What the shards of a rank add to the sum over all ranks, which is 0 if they tile."""
-    return sum(map(_left_over, shards)) % _PRIME
-
-
-def add_up(parts: Iterable[int]) -> bool:
-    """Whether the numbers of all ranks say that every tensor is tiled."""
-    return sum(parts) % _PRIME == 0
+    @classmethod
+    def whole(cls, name: str, key: str, dtype: str, shape: tuple[int, ...]) -> Shard:
+        """All of a tensor."""
+        return cls(name, key, dtype, shape, Box.whole(shape))
 
 
-def _left_over(shard: Shard) -> int:
-    begins_it = not any(shard.box.offsets) and shard.box.num_elements > 0
-    left = _value(shard.box) - (_value(Box.whole(shard.shape)) if begins_it else 0)
-    return _number(f"{shard.name}\0{shard.key}\0{shard.dtype}\0{shard.shape}") * left
+def measure(shards: Iterable[Shard]) -> int:
+    """What shards add to the sum."""
+    return sum(_weight(shard) * _value(shard.box) for shard in shards) % _PRIME
+
+
+def add_up(parts: Iterable[int], whole: int) -> bool:
+    """Whether the ranks' numbers add up to that of the whole tensors: the shards tile them."""
+    return (sum(parts) - whole) % _PRIME == 0
+
+
+def _weight(shard: Shard) -> int:
+    return _number(f"{shard.name}\0{shard.key}\0{shard.dtype}\0{shard.shape}")
 
 
 def _value(box: Box) -> int:

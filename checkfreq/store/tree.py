@@ -45,16 +45,17 @@ from checkfreq.store.manifest import (
 from checkfreq.store.outline import POSITIONS, Outline, RankRecord, names_of
 from checkfreq.store.parts import (
     check_names,
-    declared_shards,
     listed_tensors,
     part_name,
     require_same,
     shared_files_of,
 )
-from checkfreq.store.tiling import add_up
+from checkfreq.store.tiling import Shard, add_up, measure
 from checkfreq.types import Json
 
 TREE_VERSION = 4
+#: The fields of a root beside those of a manifest.
+_FIELDS = ("leader", "is_split", "parts", "own", "cuts")
 
 T = TypeVar("T")
 
@@ -117,12 +118,14 @@ class Tree:
     """The root of a checkpoint's record.
 
     ``root``: the leader's record without files or ranks. ``leaves``: by rank, ascending.
+    ``is_split``: state that is the same on all ranks is divided among them.
     """
 
     root: Manifest
     leader: int
     leaves: Mapping[int, Leaf]
     cuts: CutIndex
+    is_split: bool = False
 
     def __post_init__(self) -> None:
         below = all(rank < self.world for rank in self.leaves)
@@ -140,6 +143,7 @@ class Tree:
             leader,
             {record.outline.rank: Leaf.of(record) for record in outlines},
             CutIndex.of({record.outline.rank: record.outline.cuts for record in outlines}),
+            any(record.outline.is_split for record in outlines),
         )
 
     @property
@@ -195,6 +199,7 @@ class Tree:
         fields = (
             fields_text(self.root),
             f'"leader": {self.leader}',
+            f'"is_split": {json_text(self.is_split)}',
             f'"parts": [{json_lines(map(_leaf_text, leaves))}]',
             f'"own": [{json_lines(map(json_text, own))}]',
             f'"cuts": [{json_lines(map(json_text, self.cuts.to_json()))}]',
@@ -242,21 +247,16 @@ def check_outline(outline: Outline, *, of: Manifest, rank: int) -> None:
 def tile(leaders: Manifest, outlines: Iterable[Outline]) -> bool:
     """Whether the shards of all ranks are known to tile every tensor that the leader lists.
 
-    If not, they may still do so: then `parts.check_shards` decides. The leader must have a share of
-    each, and none of them whole, which is so on any mesh.
+    If not, they may still do so: then `parts.check_shards` decides. So it does where shards are not
+    listed, or are of what the leader has whole.
     """
-    declared = {(name, key) for _, name, key, _, _ in declared_shards(leaders)}
-    if not declared.issuperset(listed_tensors(leaders)):
-        return False
-    files = {file.name: file for file in leaders.files}
-    whole = {
-        (name, entry.name)
-        for name in {name for name, _ in declared}
-        for file in (files.get(one) for one in shared_files_of(name))
-        if file is not None
-        for entry in file.tensors
-    }
-    return not declared & whole and add_up(outline.left_over for outline in outlines)
+    files = {file.name: {entry.name for entry in file.tensors} for file in leaders.files}
+    listed = []
+    for name, key, dtype, shape in listed_tensors(leaders):
+        if any(key in files.get(file, ()) for file in shared_files_of(name)):
+            return False
+        listed.append(Shard.whole(name, key, dtype, shape))
+    return add_up((outline.measure for outline in outlines), measure(listed))
 
 
 def decode_record(data: bytes, *, path: Path | str) -> Manifest | Tree:
@@ -277,9 +277,10 @@ def _leaf_text(leaf: Leaf) -> str:
 
 
 def _tree_of(fields: dict[str, Json]) -> Tree:
-    mine = {name: fields.pop(name, None) for name in ("leader", "parts", "own", "cuts")}
+    mine = {name: fields.pop(name, None) for name in _FIELDS}
     root = manifest_of(fields, has_ranks=False)
     require_count(mine["leader"], "leader")
+    require(type(mine["is_split"]) is bool, "is_split", "true or false", mine["is_split"])
     rows = tuple_of(mine["parts"], partial(tuple_of, convert=lambda value: value))
     require(all(len(row) == 4 for row in rows), "parts", "four values each", rows)
     own = _told("own", lambda: columns.unpack(mine["own"], len(rows)))
@@ -287,11 +288,13 @@ def _tree_of(fields: dict[str, Json]) -> Tree:
     ranks = [leaf.rank for leaf in leaves]
     require(ranks == sorted({*ranks}), "parts", "each rank once, ascending", ranks)
     cuts = _told("cuts", lambda: CutIndex.from_json(mine["cuts"], ranks={*ranks}))
-    return Tree(root, mine["leader"], dict(zip(ranks, leaves, strict=True)), cuts)
+    return Tree(root, mine["leader"], dict(zip(ranks, leaves, strict=True)), cuts, mine["is_split"])
 
 
 def _leaf(row: Sequence[Json], own: Json) -> Leaf:
-    names, whole, positions = tuple_of(own, lambda value: value)
+    said = tuple_of(own, lambda value: value)
+    require(len(said) == 3, "own", "names, whole ones and positions", own)
+    names, whole, positions = said
     rank, num_bytes, digest, payload_bytes = row
     return Leaf(
         rank,
