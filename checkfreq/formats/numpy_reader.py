@@ -110,7 +110,8 @@ class Checkpoint:
 
     def _joined_records(self, root: dict[str, Any]) -> dict[str, Any]:
         """The root of many ranks' records with all of them in it, as of fewer ranks they are."""
-        files, ranks = [], {}
+        files: list[Any] = []
+        ranks: dict[str, Any] = {}
         for rank, _, digest, _ in sorted(root["parts"], key=lambda row: row[0] != root["leader"]):
             path = self.folder / f"part-{rank:05d}.json"
             part = _record(path.read_bytes(), f"{self._place}/{path.name}")
