@@ -241,7 +241,7 @@ def test_a_newer_format_is_refused_with_advice_and_not_called_corrupt() -> None:
 
 
 def test_a_damaged_version_number_is_corruption_and_not_a_newer_format() -> None:
-    data = MANIFEST.encode().replace(b'"format_version": 1', b'"format_version": 4', 1)
+    data = MANIFEST.encode().replace(b'"format_version": 1', b'"format_version": 5', 1)
     with pytest.raises(CorruptCheckpointError, match="own digest"):
         Manifest.decode(data, path="m")
 
