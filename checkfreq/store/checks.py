@@ -80,7 +80,7 @@ def _finite(text: str) -> float:
 def tuple_of(value: Json, convert: Callable[[Json], T]) -> tuple[T, ...]:
     """Each item of a list, converted."""
     require(isinstance(value, list), "list", "a list", value)
-    return tuple(convert(item) for item in value)
+    return tuple(map(convert, value))
 
 
 def as_object(value: Json, what: str) -> dict[str, Json]:

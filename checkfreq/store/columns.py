@@ -65,13 +65,19 @@ def _form_of(value: Json) -> str:
 def _joined(values: Sequence[Json]) -> Json:
     first = values[0]
     if _is_whole(first):
-        texts = map(json.dumps, values)  # 1, 1.0 and true are not the same
-        if len({*texts}) > 1:
+        if not all(_is_same(first, value) for value in values):
             return {_EACH: list(values)}
         return {_SAME: first} if isinstance(first, dict) else first
     if isinstance(first, list):
         return [_joined(column) for column in zip(*values, strict=True)]
     return {key: _joined([value[key] for value in values]) for key in first}
+
+
+def _is_same(one: Json, other: Json) -> bool:
+    """Whether two values that are not taken apart are the same; 1, 1.0 and true are not."""
+    if type(one) is not type(other) or one != other:
+        return False
+    return not isinstance(one, dict | float) or json.dumps(one) == json.dumps(other)
 
 
 def _picker(form: Json, count: int) -> Callable[[int], Json]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from checkfreq.store.boxes import Box
-from checkfreq.store.checks import is_count, require, tuple_of
+from checkfreq.store.checks import ManifestError, is_count, require
 from checkfreq.types import Json
 
 #: (dimension, size of the whole tensor along it) for each dimension that is cut, ascending.
@@ -182,9 +182,9 @@ def _between(least: int, most: int, step: int, count: int) -> tuple[int, int]:
 
 
 def _row(value: Json, length: int | None = None) -> tuple[Json, ...]:
-    row = tuple_of(value, lambda item: item)
-    require(length in (None, len(row)), "cuts", f"{length} values", value)
-    return row
+    if not isinstance(value, list) or length not in (None, len(value)):
+        raise ManifestError("cuts", "a list" if length is None else f"{length} values", value)
+    return tuple(value)
 
 
 def _dims(value: Json) -> Dims:
