@@ -69,6 +69,7 @@ LONGER = (
     Call("sharded", "--rounds 4", 300),
     Call("ranks", "", 420),
     Call("node", "", 90),
+    Call("ranks", "--records 16 256 4096", 400),
     Call("iterators", "", 300),
     Call("endurance", "", 900),
     Call("mirror", "", 60),

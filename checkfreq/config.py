@@ -121,6 +121,10 @@ class CFConfig:
         split_replicated: let every rank that shares a directory write a share of the state that is
             the same on all of them, as under DDP. Default False: the first rank writes all of it.
             Faster where one rank alone cannot fill the storage's bandwidth.
+        tree_from_ranks: from so many ranks in one directory on, each rank's record is a file of its
+            own beside ``manifest.json``, which names them. Default 17. Fewer ranks have all in
+            ``manifest.json``, which takes the first rank about 40 us for each rank's tensor; lower
+            it if a few ranks have very many tensors. At least 2.
         rank_timeout_s: longest time that ranks wait for one another, in a meeting and for the
             parts of a checkpoint. Default 60; then a RankError names the missing ranks. Raise it
             if one rank works alone for longer, on a validation for example.
@@ -184,6 +188,7 @@ class CFConfig:
     staging_dir: str | os.PathLike[str] | None = None
     directory: Directory = Directory.SHARED
     split_replicated: bool = False
+    tree_from_ranks: int = 17
     rank_timeout_s: float = 60.0
     meet_every_s: float = 1.0
     compare_ranks: bool = True
@@ -204,6 +209,7 @@ class CFConfig:
             "max_events_bytes",
         ):
             _require(self, name, getattr(self, name) >= 1, "at least 1")
+        _require(self, "tree_from_ranks", self.tree_from_ranks >= 2, "at least 2")
         may_be_none = ("takeover_s", "agent_copies_within_s")
         given = [name for name in may_be_none if getattr(self, name) is not None]
         for name in (

@@ -1,6 +1,7 @@
 """What a meeting of the ranks costs, by the number of ranks: as a tree, and as a star.
 
     python -m benchmarks.ranks --ranks 2 16 64 256 512
+    python -m benchmarks.ranks --records 16 256 4096    # their records instead
 
 Light processes (``fork`` from one that has imported torch; no model, no process group) hold a
 connection to a store of torch.distributed, which a process of its own keeps, as under torchrun.
@@ -40,6 +41,7 @@ import torch.distributed as dist
 
 from benchmarks.lab.estimate import quartiles
 from benchmarks.lab.record import emit, median_ratio
+from benchmarks.ranks.records import measure_records
 from benchmarks.ranks.star import PolledStar
 from checkfreq.policy.ending import Needs
 from checkfreq.ranks.coordinator import Proposal
@@ -76,6 +78,9 @@ class Meets(Protocol):
 def main() -> None:
     """Print a line for each arm of each number of ranks."""
     args = _arguments()
+    if args.records:
+        measure_records(args.records)
+        return
     for world in args.ranks:
         figures = measured(world, args)
         for arm, found in figures.items():
@@ -87,6 +92,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 16, 64, 256, 512])
     parser.add_argument("--fan-in", type=int, nargs="+", default=[FAN_IN])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--records",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="RANKS",
+        help="instead of meetings, the records of so many ranks: see benchmarks/ranks/records.py",
+    )
     return parser.parse_args()
 
 

@@ -29,9 +29,40 @@ def meetings(lines: list[Line]) -> str:
     return introduced(_MEETINGS, table(columns, rows, lines))
 
 
+_RECORDS = """\
+The records of many ranks, each with 1,000 tensors sharded by rows, in processor time. *Commit*: the
+first rank's worker, once all parts are there. *Restore*, *reshard*: what one rank of as many, or of
+half as many, reads and plans before it reads a tensor. `tree`: the record names the ranks' records;
+`merged`: it holds them, as that of few ranks does; `DCP`: the global plan and `.metadata` of
+`torch.distributed.checkpoint`, and reading that to plan the same shards. The last column is what
+every rank reads:
+"""
+
+_WHATS = ("commit", "restore", "reshard")
+
+
+def records(lines: list[Line]) -> str:
+    """A row per number of ranks and arm."""
+    found = newest_of_each_place([x for x in lines if x["what"] in _WHATS], "what", "ranks", "arm")
+    place = place_label(found)
+    by_row: dict[tuple[int, str], dict[str, Line]] = {}
+    for line in found:
+        by_row.setdefault((line["ranks"], line["arm"]), {})[line["what"]] = line
+    rows = []
+    for (ranks, arm), row in sorted(by_row.items(), key=lambda item: item[0][0]):
+        seconds = " | ".join(f"{row[what]['processor_s']:.3g} s" for what in _WHATS)
+        size = row["commit"]["record_bytes"] / 1e6
+        rows.append(f"| {ranks:,}{place(row['commit'])} | {arm} | {seconds} | {size:,.2f} MB |")
+    columns = "ranks | records | commit | restore | reshard | record"
+    return introduced(_RECORDS, table(columns, rows, found))
+
+
 def _us(line: Line, name: str) -> str:
     low, high = line["low"][name], line["high"][name]
     return f"{line[name]:,.0f} us ({low:,.0f} to {high:,.0f})"
 
 
-TABLES = {"meetings_by_ranks": Table("ranks", meetings)}
+TABLES = {
+    "meetings_by_ranks": Table("ranks", meetings),
+    "records_by_ranks": Table("ranks", records),
+}

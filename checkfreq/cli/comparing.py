@@ -147,7 +147,7 @@ class _Remote(Checkpoint):
 
     def __init__(self, source: CheckpointSource, step: int) -> None:
         record = source.record(step)
-        manifest = source.parse(step, record)
+        manifest = source.whole(source.parse(step, record))
         source.check_sizes(step, manifest.files)
         self._source, self._step = source, step
         self._entries_by_name = {entry.name: entry for entry in manifest.files}

@@ -46,14 +46,14 @@ def command(source: CheckpointSource, as_json: bool) -> int:
 def _row(store: CheckpointSource, step: int, mark: StepMark | None) -> dict[str, object]:
     row: dict[str, object] = {"step": step, "marks": text.mark(mark)}
     try:
-        manifest = store.inspect(step)
+        record = store.glance(step)
     except CheckFreqError as error:
         return {**row, "state": f"unreadable: {error}"}
     return {
         **row,
-        "created_unix_s": manifest.created_unix_s,
-        "num_bytes": manifest.num_bytes,
-        "world": manifest.world,
+        "created_unix_s": record.created_unix_s,
+        "num_bytes": record.num_bytes,
+        "world": record.world,
         "state": "ok",
     }
 

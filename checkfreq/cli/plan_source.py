@@ -139,9 +139,9 @@ def _add_newest(found: Found, store: CheckpointStore) -> None:
     """The size of the newest checkpoint of which the record can be read."""
     for step in reversed(store.steps()):
         with contextlib.suppress(CheckFreqError):
-            manifest = store.inspect(step)
-            found.world, found.num_bytes = manifest.world, manifest.num_bytes
-            if found.written_bytes is None or found.written_bytes > manifest.num_bytes:
-                found.written_bytes = manifest.num_bytes
+            record = store.glance(step)
+            found.world, found.num_bytes = record.world, record.num_bytes
+            if found.written_bytes is None or found.written_bytes > record.num_bytes:
+                found.written_bytes = record.num_bytes
             found.sources.append(f"step {step}")
             return

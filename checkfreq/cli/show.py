@@ -10,6 +10,7 @@ from checkfreq.cli.checkpoints import in_memory, resolved
 from checkfreq.errors import printable
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.source import CheckpointSource
+from checkfreq.store.tree import Tree
 from checkfreq.types import Json, size_text
 
 
@@ -31,23 +32,36 @@ def command(
 
     STEP is 1200, step-00001200/ or best:METRIC[:max|:min]. With --json the whole record is printed.
     """
-    manifest = source.manifest(resolved(source, step))
+    root = source.head(resolved(source, step))
     if as_json:
-        print(manifest.encode().decode().replace("\x7f", "\\u007f"), end="")
+        print(root.encode().decode().replace("\x7f", "\\u007f"), end="")
         return 0
-    _show_head(source, manifest)
-    print()
-    print(text.table(("FILE", "BYTES", "TENSORS"), map(_file_cells, manifest.files)))
-    for file in manifest.files if tensors else ():
-        _show_tensors(file)
-    print(f"\nstate that is not tensors: {text.names(manifest.objects)}")
-    if objects:
-        print(text.json_of(manifest.objects))
-    for rank, own in manifest.ranks.items():
-        _show_rank(rank, own, objects=objects)
+    _show_head(source, root)
+    for part in source.parts(root):
+        print()
+        _show_files(part, tensors=tensors)
+        if root is part:
+            _show_objects(root, objects=objects)
+        for rank, own in part.ranks.items():
+            _show_rank(rank, own, objects=objects)
+    if isinstance(root, Tree):
+        _show_objects(root, objects=objects)
     for line in in_memory(source):
         print(line)
     return 0
+
+
+def _show_files(part: Manifest, *, tensors: bool) -> None:
+    """The files of a record: all there are, or of a tree one rank's."""
+    print(text.table(("FILE", "BYTES", "TENSORS"), map(_file_cells, part.files)))
+    for file in part.files if tensors else ():
+        _show_tensors(file)
+
+
+def _show_objects(root: Manifest | Tree, *, objects: bool) -> None:
+    print(f"\nstate that is not tensors: {text.names(root.objects)}")
+    if objects:
+        print(text.json_of(root.objects))
 
 
 def _show_rank(rank: int, own: dict[str, Json], *, objects: bool) -> None:
@@ -56,7 +70,7 @@ def _show_rank(rank: int, own: dict[str, Json], *, objects: bool) -> None:
         print(text.json_of(own))
 
 
-def _show_head(store: CheckpointSource, manifest: Manifest) -> None:
+def _show_head(store: CheckpointSource, manifest: Manifest | Tree) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in manifest.versions.items())
     facts = {
         "path": store.where(manifest.step),
@@ -72,11 +86,12 @@ def _show_head(store: CheckpointSource, manifest: Manifest) -> None:
         print(f"{name:9}{printable(fact)}")
 
 
-def _world(manifest: Manifest) -> str:
+def _world(manifest: Manifest | Tree) -> str:
     """``4``; if other ranks committed to other directories, also which ranks are here."""
-    if not manifest.ranks or len(manifest.ranks) == manifest.world:
+    ranks = manifest.leaves if isinstance(manifest, Tree) else manifest.ranks
+    if not ranks or len(ranks) == manifest.world:
         return str(manifest.world)
-    return f"{manifest.world}, here: rank {', '.join(map(str, manifest.ranks))}"
+    return f"{manifest.world}, here: rank {', '.join(map(str, ranks))}"
 
 
 def _file_cells(file: FileEntry) -> list[str]:

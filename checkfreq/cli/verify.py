@@ -66,7 +66,7 @@ def _num_bytes(source: CheckpointSource, steps: Sequence[int]) -> int:
     total = 0
     for step in steps:
         with contextlib.suppress(CheckFreqError, OSError):
-            total += sum(file.num_bytes for file in source.manifest(step).files)
+            total += source.head(step).num_bytes
     return total
 
 
@@ -80,8 +80,9 @@ def _verify(
 ) -> Report:
     began_s = time.monotonic()
     try:
-        manifest = source.manifest(step)
-        _read_all(source, manifest, threads, on_read)
+        root = source.head(step)
+        for part in source.parts(root):
+            _read_all(source, part, threads, on_read)
     except CorruptCheckpointError as error:
         return {"step": step, "state": "damaged", "error": str(error)}
     except NoCheckpointError:
@@ -93,7 +94,7 @@ def _verify(
             raise
         return {"step": step, "state": "unreadable", "error": str(error)}
     seconds = time.monotonic() - began_s
-    return {"step": step, "state": "ok", "num_bytes": manifest.num_bytes, "seconds": seconds}
+    return {"step": step, "state": "ok", "num_bytes": root.num_bytes, "seconds": seconds}
 
 
 def _read_all(

@@ -43,7 +43,7 @@ DTYPES = {
 }
 _STEP = re.compile(r"step-([0-9]{8,18})")
 _FRAME = re.compile(rb'\{"format_version": ([0-9]{1,9}), "digest": "([0-9a-f]{16})",\n')
-_NEWEST_FORMAT = 3
+_NEWEST_FORMAT = 4
 
 
 class Layout(NamedTuple):
@@ -103,8 +103,23 @@ class Checkpoint:
         """``place``: where it is, for messages."""
         self._place = place
         self.manifest: dict[str, Any] = _record(record, f"{place}/manifest.json")
+        if "parts" in self.manifest:
+            self.manifest = self._joined_records(self.manifest)
         self._files = {file["name"]: file for file in self.manifest["files"]}
         self._headers: set[str] = set()
+
+    def _joined_records(self, root: dict[str, Any]) -> dict[str, Any]:
+        """The root of many ranks' records with all of them in it, as of fewer ranks they are."""
+        files: list[Any] = []
+        ranks: dict[str, Any] = {}
+        for rank, _, digest, _ in sorted(root["parts"], key=lambda row: row[0] != root["leader"]):
+            path = self.folder / f"part-{rank:05d}.json"
+            part = _record(path.read_bytes(), f"{self._place}/{path.name}")
+            if part["digest"] != digest:
+                raise ValueError(f"{path}: expected digest {digest}, found {part['digest']}")
+            files += part["record"]["files"]
+            ranks |= part["record"]["ranks"]
+        return {**root, "files": files, "ranks": ranks}
 
     @property
     def step(self) -> int:

@@ -26,8 +26,10 @@ from checkfreq.mirror.settings import Mirror
 from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import MANIFEST_NAME, STATE_BYTES, FileEntry, Manifest, most_bytes
 from checkfreq.store.marks import StepMark
+from checkfreq.store.parts import part_name
 from checkfreq.store.source import CheckpointSource, Piece
-from checkfreq.store.verify import expect_size, header_bytes
+from checkfreq.store.tree import Tree
+from checkfreq.store.verify import SizedFile, expect_size, header_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -109,7 +111,13 @@ class MirrorReader(CheckpointSource):
             raise CorruptCheckpointError(where, check="digest", expected=expected, got=got)
         return data
 
-    def parse(self, step: int, record: bytes) -> Manifest:
+    def rank_record(self, step: int, rank: int) -> bytes:
+        """See CheckpointSource: what is uploaded is the record with those of all ranks."""
+        raise CorruptCheckpointError(
+            self.where(step, part_name(rank)), check="record", expected="none", got="one"
+        )
+
+    def parse(self, step: int, record: bytes) -> Manifest | Tree:
         """See CheckpointSource."""
         manifest = super().parse(step, record)
         marker = self._markers.get(step)
@@ -119,7 +127,7 @@ class MirrorReader(CheckpointSource):
             )
         return manifest
 
-    def check_sizes(self, step: int, files: Iterable[FileEntry]) -> None:
+    def check_sizes(self, step: int, files: Iterable[SizedFile]) -> None:
         """See CheckpointSource. Asks for no piece by itself: all are listed with their sizes."""
         needed: dict[str, int] = {}
         for entry in files:
@@ -191,7 +199,7 @@ class MirrorReader(CheckpointSource):
                 str(error.filename), check="object", expected="to be there", got="no such object"
             ) from None
 
-    def _blobs(self, step: int, entry: FileEntry) -> Sequence[Blob]:
+    def _blobs(self, step: int, entry: SizedFile) -> Sequence[Blob]:
         marker = self._markers.get(step) or self._marker(step)
         if entry.name not in marker.files:
             raise CorruptCheckpointError(

@@ -41,6 +41,7 @@ from checkfreq.store.digests import PieceDigests, digest_pieces
 from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.store import CheckpointStore
+from checkfreq.store.tree import Tree
 from checkfreq.types import PAGE_BYTES, round_up_to_page
 
 _THREADS = 4
@@ -130,7 +131,10 @@ class Uploader:
         """
         start_s = self._clock()
         record = self._store.record(step)
-        manifest = self._store.parse(step, record)
+        root = self._store.parse(step, record)
+        manifest = self._store.whole(root)
+        if isinstance(root, Tree):  # in the mirror a checkpoint has one record
+            record = manifest.encode()
         work = _Work(self._store, step, self._remote.list(OBJECTS))
         files = self._send_pieces(work, manifest)
         blob = Blob(manifest_key(step, manifest.attempt), len(record), digest_of(record))

@@ -111,7 +111,7 @@ class Catalog:
         if self._known is None or attempt.step in self._known:
             return
         with contextlib.suppress(CheckFreqError, OSError):
-            record = self._store.manifest(attempt.step)
+            record = self._store.head(attempt.step)
             if record.attempt == attempt.id:
                 mark = StepMark(attempt.marks.keep, attempt.marks.metrics)
                 self._known[attempt.step] = info_of(attempt.step, record, mark)

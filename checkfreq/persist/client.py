@@ -359,6 +359,7 @@ class WorkerClient:
                 mirror=None if self.mirror is None else self.mirror.to_json(),
                 keep_in_memory_s=config.keep_in_memory_s,
                 full_copy_every=config.full_copy_every,
+                is_tree=len(self._role.group) >= config.tree_from_ranks,
                 nice=config.nice if is_adopted else None,
                 environment=worker_environment() if is_adopted else None,
             )

@@ -23,6 +23,7 @@ from checkfreq.persist.writer import SnapshotWriter, WriteResult
 from checkfreq.store.joint import JointStore
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.store import Pending
+from checkfreq.store.tree import Tree
 from checkfreq.types import FileSpec, Role
 
 #: Free space required beyond the checkpoint's own bytes, for the manifest, pointer and events.
@@ -136,7 +137,7 @@ class PersistTask:
         self._start_s = self._written_s = time.perf_counter()
         self._is_direct = False
         #: The record of the step once it is committed; None in a member, which commits none.
-        self._record: Manifest | None = None
+        self._record: Manifest | Tree | None = None
         #: The files that the checkpoint may share with the one before, and those that it does.
         self._unchanged: dict[str, FileEntry] = {}
         self._linked: dict[str, FileEntry] = {}
@@ -215,7 +216,7 @@ class PersistTask:
         )
         return self._commit(self._pending, self._manifest(self._write(self._pending)))
 
-    def _commit(self, pending: Pending, manifest: Manifest) -> bool:
+    def _commit(self, pending: Pending, manifest: Manifest | Tree) -> bool:
         directory = self._directory
         self.phase = "commit"
         directory.require_lock("; not committing")
@@ -227,7 +228,7 @@ class PersistTask:
             pending, manifest, supersede_after=after, keep_existing=directory.role.shares_all
         )
         directory.has_superseded = directory.has_superseded or after is not None
-        if result.kept_existing:
+        if result.kept_existing or isinstance(manifest, Tree):
             directory.sharing.forget()
         else:
             directory.sharing.committed(manifest, self._request.contents or {}, self._linked)
@@ -289,7 +290,7 @@ class LeaderTask(PersistTask):
             directory.has_superseded = (
                 directory.has_superseded or request.supersede_after is not None
             )
-            self._record = directory.store.manifest(request.step)
+            self._record = directory.store.head(request.step)
             return True
         self._pending = directory.store.lead(
             request.step, attempt=request.attempt, num_bytes=num_bytes
@@ -307,7 +308,7 @@ class LeaderTask(PersistTask):
         with contextlib.suppress(OSError):
             self._directory.store.give_up(request.step, attempt=request.attempt)
 
-    def _gather(self, pending: Pending, own: Manifest) -> Manifest:
+    def _gather(self, pending: Pending, own: Manifest) -> Manifest | Tree:
         self.phase = "parts"
         role = self._directory.role
         others = [rank for rank in role.group if rank != role.rank]

@@ -43,6 +43,7 @@ class Open(NamedTuple):
     ``keep_in_memory_s``: how long to keep the snapshots after the trainer's death.
     ``full_copy_every``: how many checkpoints may share a file. ``nice`` and
     ``environment``: of a worker that was another trainer's; None: as it was started.
+    ``is_tree``: the ranks' records stay files of their own.
     """
 
     chk_dir: str
@@ -57,6 +58,7 @@ class Open(NamedTuple):
     full_copy_every: int = 1
     nice: int | None = None
     environment: dict[str, str] | None = None
+    is_tree: bool = False
 
 
 class Watch(NamedTuple):

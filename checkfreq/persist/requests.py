@@ -223,7 +223,7 @@ class RequestHandler:
         Only the leader's worker cleans up what an interrupted run left.
         """
         asker, root = self._asker, Path(request.chk_dir)
-        store = JointStore(root)
+        store = JointStore(root, is_tree=request.is_tree, is_split=request.role.split)
         store.make()
         if not request.role.leads:
             return store, None

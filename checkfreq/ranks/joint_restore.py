@@ -28,12 +28,14 @@ from checkfreq.restore.apply import RestorePlan
 from checkfreq.restore.found import FoundCheckpoint
 from checkfreq.restore.in_place import InPlace
 from checkfreq.restore.needed_files import needed_files
+from checkfreq.restore.record_reader import RecordReader
 from checkfreq.restore.restorer import Restorer
 from checkfreq.restore.shared_reads import SharedReads
 from checkfreq.state.capture import POSITIONS
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.source import NONE_VALID, CheckpointSource, Rejected
+from checkfreq.store.tree import Tree
 from checkfreq.types import Json, Role
 
 logger = logging.getLogger(__name__)
@@ -158,8 +160,7 @@ class JointRestorer:
         # The manifest first, on all ranks: choosing files asks the users' objects, which may be
         # collective, so that either every rank comes to it or none.
         source = self._restorer.sources[one.source]
-        read = partial(self._restorer.manifest, one.step, source)
-        manifest = self._on_all(f"reading the record of {one}", read, one, rejected)
+        manifest = self._manifest(one, source, rejected)
         if manifest is None:
             return None
         choose = partial(self._needed, manifest, source)
@@ -173,6 +174,29 @@ class JointRestorer:
         ):
             plan = self._load(found, one, rejected, shared)
         return None if plan is None else (found, plan)
+
+    def _manifest(
+        self, one: _Candidate, source: CheckpointSource, rejected: list[Rejected]
+    ) -> Manifest | None:
+        """What this rank needs of the record of a step; None if any rank finds damage."""
+        read = partial(self._restorer.head, one.step, source)
+        root = self._on_all(f"reading the record of {one}", read, one, rejected)
+        if root is None:
+            return None
+        reader = RecordReader(source, root, role=self._role)
+        if self._any_is_tree(root):
+            for what, stage in reader.stages(self._chk):
+                if self._on_all(f"{what} {one}", partial(_done, stage), one, rejected) is None:
+                    return None
+        return reader.manifest
+
+    def _any_is_tree(self, root: Manifest | Tree) -> bool:
+        """Whether any rank reads a tree; ranks that share a directory read the same."""
+        is_tree = isinstance(root, Tree)
+        if self._role.shares_all:
+            return is_tree
+        said = "a tree" if is_tree else None
+        return bool(self._meetings.act("restore(): records", lambda: said, merge=some_say))
 
     def _load(
         self,
@@ -300,6 +324,11 @@ def _pass(
 ) -> bool:
     with contextlib.nullcontext() if shared is None else shared.stage():
         stage(plan)
+    return True
+
+
+def _done(stage: Callable[[], object]) -> bool:
+    stage()
     return True
 
 

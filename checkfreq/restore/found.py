@@ -10,7 +10,7 @@ from checkfreq.state.capture import GRADIENTS, POSITIONS, covers
 from checkfreq.state.saved import SavedObject, every_tensor, no_tensor
 from checkfreq.state.saved_tensor import Reader
 from checkfreq.store.manifest import FileEntry, Manifest
-from checkfreq.store.parts import file_of, shared_files_of
+from checkfreq.store.parts import file_of, shared_files_of, tied_names
 from checkfreq.store.source import CheckpointSource, Rejected
 from checkfreq.types import Json, round_up_to_page
 
@@ -67,8 +67,10 @@ class FoundCheckpoint:
         own = self.manifest.ranks.get(rank, {}).get(name, {})
         json = own if "kind" in own else self.manifest.objects[name]
 
+        tied = self._tied(name) if declared else {}
+
         def is_not_declared(key: str) -> bool:
-            names = self._names_of(name, key)
+            names = [key, *tied.get(key, ())]
             return not any(covers(prefix, name, one) for prefix in declared for one in names)
 
         files = {file.name: file for file in self.manifest.files}
@@ -107,11 +109,9 @@ class FoundCheckpoint:
             return found
         return SavedObject(GRADIENTS, {**found.json, "parameters": {}}, path=path)
 
-    def _names_of(self, name: str, key: str) -> list[str]:
-        """A tensor's key in an object, and the names that are tied to it."""
-        owns = (own.get(name, {}) for own in self.manifest.ranks.values())
-        ties = [json.get("aliases", {}) for json in (self.manifest.objects.get(name, {}), *owns)]
-        return [key, *(tied for aliases in ties for tied, to in aliases.items() if to == key)]
+    def _tied(self, name: str) -> dict[str, list[str]]:
+        """The names that are tied to each key of an object."""
+        return tied_names(self.manifest.objects.get(name, {}), name, self.manifest.ranks.values())
 
     def names(self, rank: int) -> set[str]:
         """Names of the objects that ``rank`` finds, "rng" and "$positions" among them."""

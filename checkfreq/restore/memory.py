@@ -17,6 +17,7 @@ from checkfreq.store.manifest import FileEntry
 from checkfreq.store.marks import StepMark
 from checkfreq.store.records import Records
 from checkfreq.store.source import CheckpointSource
+from checkfreq.store.verify import SizedFile
 from checkfreq.types import PAGE_BYTES
 
 
@@ -98,7 +99,11 @@ class MemorySource(CheckpointSource):
                     return one.record
         return self._directory.record(step)
 
-    def check_sizes(self, step: int, files: Iterable[FileEntry]) -> None:
+    def rank_record(self, step: int, rank: int) -> bytes:
+        """See CheckpointSource."""
+        return self._directory.rank_record(step, rank)
+
+    def check_sizes(self, step: int, files: Iterable[SizedFile]) -> None:
         """See CheckpointSource."""
         elsewhere = [entry for entry in files if self._view(step, entry) is None]
         if elsewhere:
@@ -124,14 +129,14 @@ class MemorySource(CheckpointSource):
         except (NoCheckpointError, CorruptCheckpointError):
             return False  # pruned meanwhile; or damaged, which the directory reports
 
-    def _view(self, step: int, entry: FileEntry) -> memoryview | None:
+    def _view(self, step: int, entry: SizedFile) -> memoryview | None:
         """The bytes of a file, if a worker holds it; CorruptCheckpointError if it has no room."""
         for one in self._usable.get(step, ()):
             if entry.name in one.offsets:
                 return self._within(one, entry)
         return None
 
-    def _within(self, one: HeldSnapshot, entry: FileEntry) -> memoryview:
+    def _within(self, one: HeldSnapshot, entry: SizedFile) -> memoryview:
         start = one.offsets[entry.name]
         room = len(one.memory) - start
         if start % PAGE_BYTES or not 0 <= entry.num_bytes <= room:

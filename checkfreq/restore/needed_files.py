@@ -12,7 +12,7 @@ from checkfreq.state.capture import POSITIONS
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.store.boxes import Box
 from checkfreq.store.manifest import FileEntry, Manifest
-from checkfreq.store.parts import file_of
+from checkfreq.store.parts import file_of, tied_names
 from checkfreq.types import Json, Role
 
 
@@ -40,23 +40,13 @@ def needed_files(chk: CFCheckpoint, manifest: Manifest, role: Role) -> set[str]:
     return needed
 
 
-def _names_of(manifest: Manifest, name: str) -> dict[str, list[str]]:
-    """The names that are tied to each key."""
-    owns = (own.get(name, {}) for own in manifest.ranks.values())
-    found: dict[str, list[str]] = {}
-    for json in (manifest.objects.get(name, {}), *owns):
-        for tied, key in json.get("aliases", {}).items():
-            found.setdefault(key, []).append(tied)
-    return found
-
-
 class _Live:
     """What the live object called ``name`` holds. Kept, since every rank's file asks for it."""
 
     def __init__(self, chk: CFCheckpoint, manifest: Manifest, name: str) -> None:
         adapter = chk.adapters.get(name)
         self._holdings = None if adapter is None else adapter.holdings()
-        self._tied = _names_of(manifest, name)
+        self._tied = tied_names(manifest.objects.get(name, {}), name, manifest.ranks.values())
         self._boxes: dict[str, list[Box]] = {}
 
     def overlaps(self, file: FileEntry, shards: Mapping[str, Json]) -> bool:

@@ -31,6 +31,7 @@ from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest
 from checkfreq.store.records import Records, Summary
 from checkfreq.store.source import CheckpointSource, Rejected, newest_valid, rejection
 from checkfreq.store.store import CheckpointStore
+from checkfreq.store.tree import Tree
 from checkfreq.types import Json
 
 T = TypeVar("T")
@@ -89,6 +90,11 @@ class Restorer:
             validate_state(manifest, path=source.where(step, MANIFEST_NAME))
             self._validated = manifest
         return manifest
+
+    def head(self, step: int, source: CheckpointSource) -> Manifest | Tree:
+        """`manifest`, or the root of the records of many ranks, of which none is read yet."""
+        root = self._records[source].head(step)
+        return root if isinstance(root, Tree) else self.manifest(step, source)
 
     def summary(self, step: int) -> Summary:
         """The record of a step in the directory, in short; raises what ``manifest`` raises."""

@@ -7,6 +7,8 @@ They write into one directory, named after the attempt that they agreed on::
 
 A part manifest is written last and appears by a rename, so a part that is visible is complete.
 The leader waits for all parts, merges them into the manifest, and commits as a single rank does.
+Where the records of the ranks make a tree (see `tree`), the parts stay, the leader has one too, and
+the manifest names them.
 A member touches only its own files, and none of them once its part manifest is there, since the
 leader may be committing. A leader that gives up removes the directory, even while members write
 to it, and once more before its next attempt; it never removes a directory that may belong to a
@@ -20,21 +22,26 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 from checkfreq import faults
 from checkfreq.errors import CheckFreqError, PersistError
 from checkfreq.store.fileops import FileOps
+from checkfreq.store.gc_pause import gc_paused
 from checkfreq.store.manifest import MANIFEST_NAME, Manifest
+from checkfreq.store.outline import RankRecord, decode_part, encode_part
 from checkfreq.store.parts import (
     check_sizes,
-    decode_part,
+    decode_merged,
     failure_name,
     merge,
     part_name,
     rank_of,
+    unreadable,
 )
 from checkfreq.store.store import CheckpointStore, Pending, pending_of
+from checkfreq.store.tree import Tree, check_outline, decode_record, tile
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +57,17 @@ _FAILURE_MAX_BYTES = 1 << 20
 class JointStore(CheckpointStore):
     """The checkpoints under ``root``, where several ranks may write one together."""
 
-    def __init__(self, root: Path, *, ops: FileOps | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        ops: FileOps | None = None,
+        is_tree: bool = False,
+        is_split: bool = False,
+    ) -> None:
         super().__init__(root, ops=ops)
+        self._is_tree = is_tree
+        self._is_split = is_split
         #: Attempts that this leader aborted, by step and id: what members still write is removed.
         self._ended: set[tuple[int, str]] = set()
 
@@ -84,7 +100,7 @@ class JointStore(CheckpointStore):
         self.ops.sync_dir(self.root)  # the worker that renamed it may have died before its sync
         return True
 
-    def record_left(self, pending: Pending) -> Manifest | None:
+    def record_left(self, pending: Pending) -> Manifest | Tree | None:
         """The complete record that a killed leader left, if any: all files it names are durable."""
         return self._record_in(pending.path)
 
@@ -124,13 +140,52 @@ class JointStore(CheckpointStore):
                 self._look_afresh(pending.path)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    def merge_parts(self, pending: Pending, own: Manifest, ranks: Collection[int]) -> Manifest:
-        """The manifest of all ranks, merged from the leader's ``own`` and the parts of ``ranks``.
+    def merge_parts(
+        self, pending: Pending, own: Manifest, ranks: Collection[int]
+    ) -> Manifest | Tree:
+        """The record of all ranks, merged from the leader's ``own`` and the parts of ``ranks``.
 
         Raises PersistError for a part that is damaged, of a different checkpoint, or does not fit.
         """
+        if self._is_tree:
+            return self._grow(pending, own, ranks)
         faults.reach("parts.merge")
         return merge(own, [self._part(pending, own, rank) for rank in ranks])
+
+    def _grow(self, pending: Pending, own: Manifest, ranks: Collection[int]) -> Tree:
+        """The tree of all ranks' records. The leader's own is written now.
+
+        One that a killed leader left is replaced, as its payloads were.
+        """
+        (leader,) = own.ranks
+        everyone = sorted({leader, *ranks})
+        with contextlib.suppress(FileNotFoundError):
+            self.ops.unlink(pending.path / part_name(leader))
+        self.write_part(pending, replace(own, objects={}))
+        faults.reach("parts.merge")
+        with gc_paused():
+            records = [self._rank_record(pending, own, rank) for rank in everyone]
+        is_whole = len(everyone) == own.world
+        if not (is_whole and tile(own, [record.outline for record in records])):
+            # Slower, and exact: it says which tensor of which rank, and whether anything is wrong.
+            parts = (self._decoded(pending, rank) for rank in everyone if rank != leader)
+            merge(own, [*parts])
+        return Tree.of(own, records)
+
+    def _rank_record(self, pending: Pending, own: Manifest, rank: int) -> RankRecord:
+        path = pending.path / part_name(rank)
+        try:
+            record = RankRecord.read(self._read_record(path), path=path)
+        except CheckFreqError as error:
+            raise unreadable(own, rank, error) from error
+        check_outline(record.outline, of=own, rank=rank)
+        sizes = {name: self._size_of(pending.path / name) for name in record.outline.files}
+        check_sizes(own, record.outline.files, sizes, rank=rank)
+        return record
+
+    def _decoded(self, pending: Pending, rank: int) -> Manifest:
+        path = pending.path / part_name(rank)
+        return decode_part(self._read_record(path), path=path)
 
     # For the other ranks, which hold no lock.
 
@@ -152,7 +207,7 @@ class JointStore(CheckpointStore):
         path = pending.path / part_name(rank)
         hidden = _hidden(path)
         faults.reach("parts.write_manifest")
-        self.ops.write_file(hidden, part.encode())
+        self.ops.write_file(hidden, self._encoded(part))
         faults.reach("parts.sync_manifest")
         self.ops.sync_file(hidden)
         faults.reach("parts.rename")
@@ -183,6 +238,9 @@ class JointStore(CheckpointStore):
             self.ops.unlink(_hidden(pending.path / part_name(rank)))
 
     # Inside.
+
+    def _encoded(self, part: Manifest) -> bytes:
+        return encode_part(part, is_split=self._is_split) if self._is_tree else part.encode()
 
     def _enter(self, step: int, attempt: str) -> Pending:
         path = self._pending_path(step, attempt)
@@ -233,9 +291,10 @@ class JointStore(CheckpointStore):
 
     def _part(self, pending: Pending, own: Manifest, rank: int) -> Manifest:
         path = pending.path / part_name(rank)
-        part = decode_part(self._read_record(path), path=path, of=own, rank=rank)
-        sizes = {file.name: self._size_of(pending.path / file.name) for file in part.files}
-        check_sizes(part, sizes, rank=rank)
+        part = decode_merged(self._read_record(path), path=path, of=own, rank=rank)
+        expected = {file.name: file.num_bytes for file in part.files}
+        sizes = {name: self._size_of(pending.path / name) for name in expected}
+        check_sizes(part, expected, sizes, rank=rank)
         return part
 
     def _size_of(self, path: Path) -> int | None:
@@ -255,14 +314,14 @@ class JointStore(CheckpointStore):
             self._sync_pending(path)  # the worker that wrote it may have died before its sync
             return True
         record = self._record_in(path)
-        if record is not None and rank in record.ranks:
+        if isinstance(record, Manifest) and rank in record.ranks:
             return True
         return self.is_committed(step, attempt=attempt)
 
-    def _record_in(self, directory: Path) -> Manifest | None:
+    def _record_in(self, directory: Path) -> Manifest | Tree | None:
         path = directory / MANIFEST_NAME
         try:
-            return Manifest.decode(self._read_record(path), path=path)
+            return decode_record(self._read_record(path), path=path)
         except (CheckFreqError, FileNotFoundError):
             return None
 

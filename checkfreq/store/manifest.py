@@ -8,7 +8,8 @@ version, so that a reader can tell a newer manifest from a damaged one::
 Version 1 is a checkpoint of one rank. Version 2 has ``ranks``, and is written only for many. In
 version 3 a tensor may have ``piece_bytes`` and one digest for each piece of so many bytes, one
 after another (see `digests`), and frozen parameters may have a file of their own
-(`FROZEN_ENDING`); ``ranks`` is there for many ranks only. A manifest is validated when
+(`FROZEN_ENDING`); ``ranks`` is there for many ranks only. Version 4 names the records of the ranks
+and does not hold them: see `tree`. A manifest is validated when
 it is made and again when it is read, by the same code. The tensors of a file follow its header
 without gaps, so every byte of every file is covered by a digest. Digests are xxh3_64, as 16
 hexadecimal digits. No torch, no I/O.
@@ -23,7 +24,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,12 +32,28 @@ from typing import Any, TypeVar
 import xxhash
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError
+from checkfreq.store.checks import (
+    LARGEST,
+    ManifestError,
+    as_object,
+    is_count,
+    is_time,
+    load_json,
+    require,
+    require_count,
+    require_depth,
+    require_match,
+    require_unique,
+    tuple_of,
+)
 from checkfreq.store.digests import DIGEST_DIGITS, num_pieces
 from checkfreq.store.gc_pause import gc_paused
 from checkfreq.types import Json
 
 #: The newest version that can be read. Each manifest is written in the oldest that can express it.
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
+#: The newest version of a record that names every file.
+_NEWEST_WHOLE = 3
 MANIFEST_NAME = "manifest.json"
 #: Ends the name of a file with those tensors of an object that are not expected to change.
 FROZEN_ENDING = ".frozen.safetensors"
@@ -51,16 +67,13 @@ _BYTES_PER_HEADER_BYTE = 16
 #: of long shards twice; and an allowance for all of them, which is enough for 16 TiB.
 _BYTES_PER_DIGEST_BYTE = 1 << 10
 _MOST_DIGEST_BYTES = 256 << 20
-#: Levels of nested containers. ``state.codec`` writes at most 300.
-_MAX_DEPTH = 400
 _MAX_DIMS = 1024
 
 #: The 8-byte length with which a safetensors file begins.
 _MIN_HEADER_BYTES = 8
-_LARGEST = 2**63 - 1
 _NO_DIGEST = b"0" * 16
 _FRAME = re.compile(rb'\{"format_version": ([0-9]{1,9}), "digest": "([0-9a-f]{16})",\n')
-_DIGEST = re.compile(r"[0-9a-f]{16}")
+DIGEST = re.compile(r"[0-9a-f]{16}")
 _DIGESTS = re.compile(r"[0-9a-f]+")
 _ATTEMPT = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DTYPE = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -76,21 +89,7 @@ _ITEM_BYTES = {
     "complex128": 16,
 }
 
-#: For error messages, bounded in length and depth: a damaged manifest may hold anything.
-_REPR = reprlib.Repr()
-_REPR.maxstring = _REPR.maxother = 120
-
 T = TypeVar("T")
-
-
-class ManifestError(ValueError):
-    """A manifest with an impossible value, named by ``check``: ``expected`` against ``got``."""
-
-    def __init__(self, check: str, expected: object, got: object) -> None:
-        self.check = check
-        self.expected = expected
-        self.got = _REPR.repr(got)
-        super().__init__(f"manifest: {check}: expected {expected}, got {self.got}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +120,11 @@ class TensorEntry:
             item_bytes is not None
             and type(self.name) is type(self.digest) is str
             and len(numbers) < _MAX_DIMS
-            and all(map(_is_count, numbers))
+            and all(map(is_count, numbers))
             and self.num_bytes == item_bytes * math.prod(self.shape)
             and (self.num_bytes > 0 or _can_be(self.shape))
             and (
-                _DIGEST.fullmatch(self.digest) is not None
+                DIGEST.fullmatch(self.digest) is not None
                 if self.piece_bytes == 0 and type(self.piece_bytes) is int
                 else self._is_cut_soundly(item_bytes)
             )
@@ -133,7 +132,7 @@ class TensorEntry:
 
     def _is_cut_soundly(self, item_bytes: int) -> bool:
         return (
-            _is_count(self.piece_bytes)
+            is_count(self.piece_bytes)
             and 0 < self.piece_bytes < self.num_bytes
             and self.piece_bytes % item_bytes == 0
             and len(self.digest) == DIGEST_DIGITS * num_pieces(self)
@@ -142,32 +141,32 @@ class TensorEntry:
 
     def _refuse(self) -> None:
         """Raise ManifestError for what is wrong; returns if it is only a dtype not known here."""
-        _require(isinstance(self.name, str), "tensor name", "a string", self.name)
+        require(isinstance(self.name, str), "tensor name", "a string", self.name)
         where = f"tensor {self.name!r:.80}"
-        _matches(_DTYPE, self.dtype, f"{where}: dtype", "the name of a dtype")
+        require_match(_DTYPE, self.dtype, f"{where}: dtype", "the name of a dtype")
         dims = len(self.shape)
-        _require(dims <= _MAX_DIMS, f"{where}: dimensions", f"at most {_MAX_DIMS}", dims)
+        require(dims <= _MAX_DIMS, f"{where}: dimensions", f"at most {_MAX_DIMS}", dims)
         for size in self.shape:
-            _count(size, f"{where}: shape")
-        _require(_can_be(self.shape), f"{where}: shape", "that of a tensor", self.shape)
-        _count(self.offset, f"{where}: offset")
-        _count(self.num_bytes, f"{where}: num_bytes")
+            require_count(size, f"{where}: shape")
+        require(_can_be(self.shape), f"{where}: shape", "that of a tensor", self.shape)
+        require_count(self.offset, f"{where}: offset")
+        require_count(self.num_bytes, f"{where}: num_bytes")
         item_bytes = _ITEM_BYTES.get(self.dtype)
         if item_bytes is not None:
             expected = item_bytes * math.prod(self.shape)
-            _require(self.num_bytes == expected, f"{where}: num_bytes", expected, self.num_bytes)
+            require(self.num_bytes == expected, f"{where}: num_bytes", expected, self.num_bytes)
         self._refuse_digests(where, item_bytes or 1)
 
     def _refuse_digests(self, where: str, item_bytes: int) -> None:
-        _count(self.piece_bytes, f"{where}: piece_bytes")
+        require_count(self.piece_bytes, f"{where}: piece_bytes")
         if self.piece_bytes:
             fits = self.piece_bytes < self.num_bytes and self.piece_bytes % item_bytes == 0
             expected = f"whole elements of {item_bytes} bytes, less than {self.num_bytes} bytes"
-            _require(fits, f"{where}: piece_bytes", expected, self.piece_bytes)
+            require(fits, f"{where}: piece_bytes", expected, self.piece_bytes)
         digits = DIGEST_DIGITS * num_pieces(self)
-        _matches(_DIGESTS, self.digest, f"{where}: digest", f"{digits} hexadecimal digits")
+        require_match(_DIGESTS, self.digest, f"{where}: digest", f"{digits} hexadecimal digits")
         there = len(self.digest)
-        _require(there == digits, f"{where}: digest", f"{digits} hexadecimal digits", there)
+        require(there == digits, f"{where}: digest", f"{digits} hexadecimal digits", there)
 
 
 #: The fields of a tensor that is one piece, which are all that versions 1 and 2 know.
@@ -185,15 +184,15 @@ class FileEntry:
     tensors: tuple[TensorEntry, ...]
 
     def __post_init__(self) -> None:
-        _require(_is_file_name(self.name), "file name", "a plain file name", self.name)
-        _count(self.num_bytes, f"{self.name}: num_bytes")
-        _count(self.header_bytes, f"{self.name}: header_bytes")
+        require(_is_file_name(self.name), "file name", "a plain file name", self.name)
+        require_count(self.num_bytes, f"{self.name}: num_bytes")
+        require_count(self.header_bytes, f"{self.name}: header_bytes")
         in_range = _MIN_HEADER_BYTES <= self.header_bytes <= self.num_bytes
         limits = f"from {_MIN_HEADER_BYTES} to {self.num_bytes}"
-        _require(in_range, f"{self.name}: header_bytes", limits, self.header_bytes)
+        require(in_range, f"{self.name}: header_bytes", limits, self.header_bytes)
         digest = self.header_digest
-        _matches(_DIGEST, digest, f"{self.name}: header_digest", "16 hexadecimal digits")
-        _unique((tensor.name for tensor in self.tensors), f"{self.name}: tensor names")
+        require_match(DIGEST, digest, f"{self.name}: header_digest", "16 hexadecimal digits")
+        require_unique((tensor.name for tensor in self.tensors), f"{self.name}: tensor names")
         self._check_tiling()
 
     def in_file_order(self) -> tuple[TensorEntry, ...]:
@@ -204,9 +203,9 @@ class FileEntry:
         end = self.header_bytes
         for tensor in self.in_file_order():
             check = f"{self.name}: offset of tensor {tensor.name!r:.80}"
-            _require(tensor.offset == end, check, end, tensor.offset)
+            require(tensor.offset == end, check, end, tensor.offset)
             end += tensor.num_bytes
-        _require(end == self.num_bytes, f"{self.name}: end of its tensors", self.num_bytes, end)
+        require(end == self.num_bytes, f"{self.name}: end of its tensors", self.num_bytes, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,21 +225,21 @@ class Manifest:
     ranks: dict[int, Json] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _count(self.step, "step")
-        _matches(_ATTEMPT, self.attempt, "attempt", "letters, digits, - and _")
-        _count(self.world, "world")
-        _require(self.world >= 1, "world", "at least 1", self.world)
-        _require(_is_time(self.created_unix_s), "created_unix_s", "a time", self.created_unix_s)
-        _unique((file.name for file in self.files), "file names")
+        require_count(self.step, "step")
+        require_match(_ATTEMPT, self.attempt, "attempt", "letters, digits, - and _")
+        require_count(self.world, "world")
+        require(self.world >= 1, "world", "at least 1", self.world)
+        require(is_time(self.created_unix_s), "created_unix_s", "a time", self.created_unix_s)
+        require_unique((file.name for file in self.files), "file names")
         _check_objects(self.objects, "objects")
-        _require(isinstance(self.ranks, dict), "ranks", "an object", self.ranks)
+        require(isinstance(self.ranks, dict), "ranks", "an object", self.ranks)
         for rank, own in self.ranks.items():
             below = type(rank) is int and 0 <= rank < self.world
-            _require(below, "rank", f"a whole number below world {self.world}", rank)
+            require(below, "rank", f"a whole number below world {self.world}", rank)
             _check_objects(own, f"objects of rank {rank}")
-        _require(isinstance(self.versions, dict), "versions", "an object", self.versions)
+        require(isinstance(self.versions, dict), "versions", "an object", self.versions)
         texts = all(isinstance(text, str) for text in self.versions.values())
-        _require(texts, "versions", "strings", self.versions)
+        require(texts, "versions", "strings", self.versions)
 
     @property
     def format_version(self) -> int:
@@ -267,9 +266,7 @@ class Manifest:
 
     def encode(self) -> bytes:
         """The file's bytes; ValueError if ``objects`` holds what JSON cannot express."""
-        head = f'{{"format_version": {self.format_version}, "digest": "'.encode()
-        tail = f'",\n{_body_text(self)}}}\n'.encode("ascii")
-        return head + digest_of(head, _NO_DIGEST, tail).encode() + tail
+        return sealed(self.format_version, fields_text(self))
 
     @staticmethod
     def decode(data: bytes, *, path: Path | str) -> Manifest:
@@ -278,21 +275,10 @@ class Manifest:
         Raises CorruptCheckpointError if it is damaged or has impossible values, and ConfigError
         if it is intact but of a newer format than this version can read.
         """
-        frame = _FRAME.match(data)
-        if frame is None:  # its bytes are not quoted: the file may not be ours
-            raise CorruptCheckpointError(
-                str(path), check="first line", expected="a manifest", got="something else"
-            )
-        _check_own_digest(data, frame, path)
-        version = int(frame[1])
-        if version > FORMAT_VERSION:
-            raise ConfigError(
-                f"{path} has format version {version}, and this checkfreq reads up to "
-                f"{FORMAT_VERSION}. The checkpoint is whole: read it with a newer checkfreq."
-            )
+        version = sealed_version(data, path=path)
         try:
             with gc_paused():
-                return _manifest_from(_load_json(data), version)
+                return _manifest_from(load_json(data), version)
         except ManifestError as error:
             raise CorruptCheckpointError(
                 str(path), check=error.check, expected=error.expected, got=error.got
@@ -322,6 +308,37 @@ def most_bytes(header_bytes: int, payload_bytes: int) -> int:
     return STATE_BYTES + _BYTES_PER_HEADER_BYTE * header_bytes + digests
 
 
+def sealed(version: int, fields: str) -> bytes:
+    """A record: its first line, with the digest of the whole, and then its fields as JSON text."""
+    head = f'{{"format_version": {version}, "digest": "'.encode()
+    tail = f'",\n{fields}}}\n'.encode("ascii")
+    return head + digest_of(head, _NO_DIGEST, tail).encode() + tail
+
+
+def seal_of(data: bytes) -> str:
+    """The digest that a record's first line gives; `sealed_version` checks that it is right."""
+    frame = _FRAME.match(data)
+    assert frame is not None
+    return frame[2].decode()
+
+
+def sealed_version(data: bytes, *, path: Path | str) -> int:
+    """The format version of a record; raises as `Manifest.decode` does for its first line."""
+    frame = _FRAME.match(data)
+    if frame is None:  # its bytes are not quoted: the file may not be ours
+        raise CorruptCheckpointError(
+            str(path), check="first line", expected="a manifest", got="something else"
+        )
+    _check_own_digest(data, frame, path)
+    version = int(frame[1])
+    if version > FORMAT_VERSION:
+        raise ConfigError(
+            f"{path} has format version {version}, and this checkfreq reads up to "
+            f"{FORMAT_VERSION}. The checkpoint is whole: read it with a newer checkfreq."
+        )
+    return version
+
+
 def digest_of(*pieces: bytes | bytearray | memoryview) -> str:
     """xxh3_64 of the pieces one after another, as 16 hexadecimal digits."""
     state = xxhash.xxh3_64()
@@ -330,33 +347,35 @@ def digest_of(*pieces: bytes | bytearray | memoryview) -> str:
     return str(state.hexdigest())
 
 
-def _body_text(manifest: Manifest) -> str:
+def fields_text(manifest: Manifest) -> str:
     """Every field after the first line: one line per field, tensor and tracked object."""
     fields = [
         f'"step": {manifest.step}',
-        f'"attempt": {_text(manifest.attempt)}',
+        f'"attempt": {json_text(manifest.attempt)}',
         f'"world": {manifest.world}',
-        f'"created_unix_s": {_text(manifest.created_unix_s)}',
-        f'"versions": {_text(manifest.versions)}',
-        f'"files": [{_lines(map(_file_text, manifest.files))}]',
+        f'"created_unix_s": {json_text(manifest.created_unix_s)}',
+        f'"versions": {json_text(manifest.versions)}',
+        f'"files": [{json_lines(map(_file_text, manifest.files))}]',
         f'"objects": {_objects_text(manifest.objects)}',
     ]
     if manifest.ranks:
         ranks = sorted(manifest.ranks.items())
-        fields.append(f'"ranks": {{{_lines(_rank_text(*item) for item in ranks)}}}')
+        fields.append(f'"ranks": {{{json_lines(_rank_text(*item) for item in ranks)}}}')
     return ",\n".join(fields)
 
 
 def _file_text(file: FileEntry) -> str:
-    head = f'"name": {_text(file.name)}, "num_bytes": {file.num_bytes}'
-    header = f'"header_bytes": {file.header_bytes}, "header_digest": {_text(file.header_digest)}'
-    tensors = _lines(map(_tensor_text, file.tensors))
+    head = f'"name": {json_text(file.name)}, "num_bytes": {file.num_bytes}'
+    header = (
+        f'"header_bytes": {file.header_bytes}, "header_digest": {json_text(file.header_digest)}'
+    )
+    tensors = json_lines(map(_tensor_text, file.tensors))
     return f'{{{head}, {header}, "tensors": [{tensors}]}}'
 
 
 def _tensor_text(tensor: TensorEntry) -> str:
     names = TensorEntry.__slots__ if tensor.piece_bytes else _UNCUT
-    return _text({name: getattr(tensor, name) for name in names})
+    return json_text({name: getattr(tensor, name) for name in names})
 
 
 def _rank_text(rank: int, own: Json) -> str:
@@ -364,18 +383,20 @@ def _rank_text(rank: int, own: Json) -> str:
 
 
 def _objects_text(objects: Json) -> str:
-    return f"{{{_lines(map(_object_text, objects.items()))}}}"
+    return f"{{{json_lines(map(_object_text, objects.items()))}}}"
 
 
 def _object_text(item: tuple[str, Json]) -> str:
-    return f"{_text(item[0])}: {_text(item[1])}"
+    return f"{json_text(item[0])}: {json_text(item[1])}"
 
 
-def _lines(texts: Iterable[str]) -> str:
+def json_lines(texts: Iterable[str]) -> str:
+    """Items of a list or an object, a line each."""
     return ",".join(f"\n{text}" for text in texts)
 
 
-def _text(value: Json) -> str:
+def json_text(value: Json) -> str:
+    """A value on one line; ValueError for what JSON cannot express."""
     return json.dumps(value, allow_nan=False)
 
 
@@ -391,142 +412,67 @@ def _check_own_digest(data: bytes, frame: re.Match[bytes], path: Path | str) -> 
 # keys silently, and would replace only the code below, not the checks of values above.
 
 
-def _load_json(data: bytes) -> Json:
-    try:
-        return json.loads(
-            data, object_pairs_hook=_object, parse_constant=_no_constant, parse_float=_finite
-        )
-    except ManifestError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise ManifestError("JSON", "a JSON text", str(error)) from None
-
-
-def _object(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ManifestError("keys of an object", "no repetition", list(found))
-    return found
-
-
-def _require_depth(value: Json) -> None:
-    """ManifestError for deeper nesting: decoding it, or showing it, would overflow the stack."""
-    level = [value]
-    for _ in range(_MAX_DEPTH):
-        nodes = [node.values() if isinstance(node, dict) else node for node in level]
-        level = [inner for node in nodes for inner in node if isinstance(inner, dict | list)]
-        if not level:
-            return
-    raise ManifestError("nesting", f"at most {_MAX_DEPTH} deep", "more")
-
-
-def _no_constant(name: str) -> Json:
-    raise ManifestError("number", "a finite number", name)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):  # 1e999
-        raise ManifestError("number", "a finite number", text)
-    return value
-
-
 def _manifest_from(value: Json, version: int) -> Manifest:
-    _require(version >= 1, "format_version", "at least 1", version)
-    fields = dict(value)
-    del fields["format_version"], fields["digest"]
-    _require_depth({name: inner for name, inner in fields.items() if name != "files"})
-    fields["files"] = _each(fields.get("files"), _file_from)
-    has_ranks = version == 2 or (version > 2 and "ranks" in fields)
-    if has_ranks:
-        fields["ranks"] = _ranks_from(fields.get("ranks"))
-    made = _make(Manifest, Manifest.__slots__ if has_ranks else Manifest.__slots__[:-1], fields)
-    _require(made.format_version == version, "format_version", made.format_version, version)
+    expected = f"from 1 to {_NEWEST_WHOLE}"
+    require(1 <= version <= _NEWEST_WHOLE, "format_version", expected, version)
+    made = manifest_of(value, has_ranks=version == 2 or (version > 2 and "ranks" in value))
+    require(made.format_version == version, "format_version", made.format_version, version)
     return made
 
 
+def manifest_of(value: dict[str, Json], *, has_ranks: bool) -> Manifest:
+    """The manifest of a record's fields; ManifestError if they are others, or cannot be."""
+    fields = dict(value)
+    del fields["format_version"], fields["digest"]
+    require_depth({name: inner for name, inner in fields.items() if name != "files"})
+    fields["files"] = tuple_of(fields.get("files"), _file_from)
+    if has_ranks:
+        fields["ranks"] = _ranks_from(fields.get("ranks"))
+    return _made(Manifest, Manifest.__slots__ if has_ranks else Manifest.__slots__[:-1], fields)
+
+
 def _ranks_from(value: Json) -> dict[int, Json]:
-    found = _as_object(value, "ranks")
-    _require(bool(found), "ranks", "at least one", found)
+    found = as_object(value, "ranks")
+    require(bool(found), "ranks", "at least one", found)
     for rank in found:  # no leading zeros, so that two keys are never the same rank
-        _matches(_RANK, rank, "rank", "a whole number in decimal digits")
+        require_match(_RANK, rank, "rank", "a whole number in decimal digits")
     return {int(rank): own for rank, own in found.items()}
 
 
 def _file_from(value: Json) -> FileEntry:
-    fields = _as_object(value, "file entry")
-    return _make(
+    fields = as_object(value, "file entry")
+    return _made(
         FileEntry,
         FileEntry.__slots__,
-        {**fields, "tensors": _each(fields.get("tensors"), _tensor_from)},
+        {**fields, "tensors": tuple_of(fields.get("tensors"), _tensor_from)},
     )
 
 
 def _tensor_from(value: Json) -> TensorEntry:
-    fields = _as_object(value, "tensor entry")
-    _require(fields.get("piece_bytes", 1) != 0, "piece_bytes", "none, or more than 0", 0)
-    return _make(
+    fields = as_object(value, "tensor entry")
+    require(fields.get("piece_bytes", 1) != 0, "piece_bytes", "none, or more than 0", 0)
+    return _made(
         TensorEntry,
         TensorEntry.__slots__ if "piece_bytes" in fields else _UNCUT,
-        {**fields, "shape": _each(fields.get("shape"), lambda size: size)},
+        {**fields, "shape": tuple_of(fields.get("shape"), lambda size: size)},
     )
 
 
-def _make(kind: Callable[..., T], names: Iterable[str], fields: Mapping[str, Json]) -> T:
+def _made(kind: Callable[..., T], names: Iterable[str], fields: Mapping[str, Json]) -> T:
     if fields.keys() != {*names}:
         raise ManifestError("names of fields", sorted(names), sorted(fields))
     return kind(**fields)
 
 
-def _each(value: Json, convert: Callable[[Json], T]) -> tuple[T, ...]:
-    _require(isinstance(value, list), "list", "a list", value)
-    return tuple(convert(item) for item in value)
-
-
-def _as_object(value: Json, what: str) -> dict[str, Json]:
-    _require(isinstance(value, dict), what, "an object", value)
-    found: dict[str, Json] = value
-    return found
-
-
 def _check_objects(value: Json, what: str) -> None:
-    _require(isinstance(value, dict), what, "an object", value)
+    require(isinstance(value, dict), what, "an object", value)
     named = all(isinstance(name, str) for name in value)
-    _require(named, f"names of {what}", "strings", list(value))
-
-
-def _require(holds: bool, check: str, expected: object, got: object) -> None:
-    if not holds:
-        raise ManifestError(check, expected, got)
-
-
-def _count(value: Any, check: str) -> None:
-    _require(_is_count(value), check, "a whole number from 0 to 2**63-1", value)
+    require(named, f"names of {what}", "strings", list(value))
 
 
 def _can_be(shape: Iterable[int]) -> bool:
     """Whether a tensor can have the shape, even an empty one: its strides must fit in 64 bits."""
-    return math.prod(max(size, 1) for size in shape) <= _LARGEST
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= _LARGEST
-
-
-def _matches(pattern: re.Pattern[str], value: Any, check: str, expected: str) -> None:
-    good = isinstance(value, str) and pattern.fullmatch(value) is not None
-    _require(good, check, expected, value)
-
-
-def _unique(names: Iterable[str], check: str) -> None:
-    seen: set[str] = set()
-    for name in names:
-        _require(name not in seen, check, "no repetition", name)
-        seen.add(name)
-
-
-def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and 0 <= value <= _LARGEST
+    return math.prod(max(size, 1) for size in shape) <= LARGEST
 
 
 def _is_file_name(value: Any) -> bool:

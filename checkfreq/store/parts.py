@@ -21,7 +21,7 @@ from typing import NoReturn
 from checkfreq.errors import CheckFreqError, PersistError
 from checkfreq.store.boxes import Box
 from checkfreq.store.cover import Placed, Shape, fault_of
-from checkfreq.store.manifest import FROZEN_ENDING, FileEntry, Manifest
+from checkfreq.store.manifest import FROZEN_ENDING, Manifest, TensorEntry
 from checkfreq.types import Json
 
 _PART = re.compile(r"part-([0-9]{5,9})\.json")
@@ -87,15 +87,27 @@ def file_of(name: str, rank: int) -> str:
     return file_name(stem_of(name, rank))
 
 
-def decode_part(data: bytes, *, path: object, of: Manifest, rank: int) -> Manifest:
-    """The part of ``rank`` in ``data``; ``of`` is the leader's own manifest.
+def tied_names(shared: Json, name: str, owns: Iterable[Json]) -> dict[str, list[str]]:
+    """The names that are tied to each key of an object.
+
+    ``shared``: what is the same on all ranks of it; ``owns``: the ranks' own objects.
+    """
+    found: dict[str, list[str]] = {}
+    for json in (shared, *(own.get(name, {}) for own in owns)):
+        for tied, key in json.get("aliases", {}).items():
+            found.setdefault(key, []).append(tied)
+    return found
+
+
+def decode_merged(data: bytes, *, path: object, of: Manifest, rank: int) -> Manifest:
+    """The part of ``rank`` in ``data``, which will be merged; ``of`` is the leader's own manifest.
 
     Raises PersistError unless it is a complete part of the same checkpoint.
     """
     try:
         part = Manifest.decode(data, path=str(path))
     except CheckFreqError as error:
-        _refuse(of, f"the part of rank {rank} cannot be read: {error}")
+        raise unreadable(of, rank, error) from error
     for what, expected, found in (
         ("step", of.step, part.step),
         ("attempt", of.attempt, part.attempt),
@@ -103,20 +115,39 @@ def decode_part(data: bytes, *, path: object, of: Manifest, rank: int) -> Manife
         ("ranks", [rank], list(part.ranks)),
         ("objects", [], list(part.objects)),
     ):
-        if found != expected:
-            _refuse(of, f"the part of rank {rank} says {what} {found}, expected {expected}")
+        require_same(of, rank, what, expected, found)
     return part
 
 
-def check_sizes(part: Manifest, sizes: Mapping[str, int | None], *, rank: int) -> None:
-    """PersistError unless each file of the part has the size listed (None: it is missing)."""
-    for file in part.files:
-        found = sizes[file.name]
-        if found != file.num_bytes:
+def unreadable(of: Manifest, rank: int, error: Exception) -> PersistError:
+    """The error for a part that is damaged."""
+    return _refusal(of, f"the part of rank {rank} cannot be read: {error}")
+
+
+def require_same(of: Manifest, rank: int, what: str, expected: object, found: object) -> None:
+    """PersistError for the part of another checkpoint."""
+    if found != expected:
+        raise _refusal(of, f"the part of rank {rank} says {what} {found}, expected {expected}")
+
+
+def check_sizes(
+    of: Manifest, files: Mapping[str, int], sizes: Mapping[str, int | None], *, rank: int
+) -> None:
+    """PersistError unless each of a rank's files has the size it says (None: it is missing)."""
+    for name, num_bytes in files.items():
+        found = sizes[name]
+        if found != num_bytes:
             got = "no such file" if found is None else f"{found} bytes"
-            _refuse(
-                part, f"rank {rank}'s {file.name}: expected {file.num_bytes} bytes, found {got}"
-            )
+            raise _refusal(of, f"rank {rank}'s {name}: expected {num_bytes} bytes, found {got}")
+
+
+def check_names(of: Manifest, names: Iterable[str], rank: int) -> None:
+    """PersistError unless names of files end in the rank: no two ranks write the same file."""
+    ending = file_of("", rank)
+    for name in names:
+        if not name.endswith(ending):
+            expected = f"expected a name ending in {ending}"
+            raise _refusal(of, f"rank {rank} wrote a file that is not its own: {expected}: {name}")
 
 
 def merge(leader: Manifest, parts: Sequence[Manifest]) -> Manifest:
@@ -133,7 +164,8 @@ def merge(leader: Manifest, parts: Sequence[Manifest]) -> Manifest:
         if rank in ranks:
             _refuse(leader, f"expected one part of rank {rank}, found two")
         ranks[rank] = own
-        files.extend(_files_of(part, rank))
+        check_names(part, (file.name for file in part.files), rank)
+        files.extend(part.files)
     merged = replace(leader, files=tuple(files), ranks=dict(sorted(ranks.items())))
     check_shards(merged)
     return merged
@@ -144,7 +176,7 @@ def check_shards(manifest: Manifest) -> None:
     # With a directory per node, this manifest has the parts of some ranks only.
     whole = len(manifest.ranks) == manifest.world
     tensors = _by_tensor(manifest)
-    for name, key in _listed_tensors(manifest) if whole else ():
+    for name, key, _, _ in listed_tensors(manifest) if whole else ():
         if (name, key) not in tensors:
             problem = "expected shards, found none"
             _refuse(manifest, f"tensor {key!r:.80} of {name!r:.80}: {problem} from any rank")
@@ -176,21 +208,36 @@ class _Shard:
 def _by_tensor(manifest: Manifest) -> dict[tuple[str, str], list[_Shard]]:
     tensors = {file.name: {entry.name: entry for entry in file.tensors} for file in manifest.files}
     found: dict[tuple[str, str], list[_Shard]] = {}
-    for rank, name, key, shape, offsets in _declared_shards(manifest):
-        entry = tensors.get(file_of(name, rank), {}).get(key)
-        if entry is None:
-            _refuse(
-                manifest,
-                f"tensor {key!r:.80} of {name!r:.80}: rank {rank} says that it has a shard; "
-                f"expected it in {file_of(name, rank)}, found no such tensor",
-            )
+    for rank, name, key, shape, offsets in declared_shards(manifest):
+        entry = shard_entry(manifest, tensors, rank, name, key)
         whole_file = key in tensors.get(file_name(name), {})
         shard = _Shard(Placed(rank, Box(offsets, entry.shape)), shape, entry.dtype, whole_file)
         found.setdefault((name, key), []).append(shard)
     return found
 
 
-def _declared_shards(manifest: Manifest) -> Iterator[tuple[int, str, str, Shape, Shape]]:
+def shard_entry(
+    manifest: Manifest,
+    tensors: Mapping[str, Mapping[str, TensorEntry]],
+    rank: int,
+    name: str,
+    key: str,
+) -> TensorEntry:
+    """The entry of a shard that a rank declares; ``tensors``: of each file, by key.
+
+    PersistError if the rank has no such tensor.
+    """
+    entry = tensors.get(file_of(name, rank), {}).get(key)
+    if entry is None:
+        _refuse(
+            manifest,
+            f"tensor {key!r:.80} of {name!r:.80}: rank {rank} says that it has a shard; "
+            f"expected it in {file_of(name, rank)}, found no such tensor",
+        )
+    return entry
+
+
+def declared_shards(manifest: Manifest) -> Iterator[tuple[int, str, str, Shape, Shape]]:
     """(rank, object's name, key, global shape, offsets) of every shard that a rank declares."""
     for rank, own in manifest.ranks.items():
         for name, value in own.items():
@@ -206,11 +253,12 @@ def _declared_shards(manifest: Manifest) -> Iterator[tuple[int, str, str, Shape,
                 yield rank, name, key, tuple(place[0]), tuple(place[1])
 
 
-def _listed_tensors(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """(object's name, key) of the tensors that the leader lists as sharded."""
+def listed_tensors(manifest: Manifest) -> Iterator[tuple[str, str, str, Shape]]:
+    """(object's name, key, dtype, shape) of the tensors that the leader lists as sharded."""
     for name, value in manifest.objects.items():
         if isinstance(value, dict):
-            yield from ((name, key) for key in value.get("sharded_tensors", ()))
+            for key, (dtype, shape) in value.get("sharded_tensors", {}).items():
+                yield name, key, dtype, tuple(shape)
 
 
 def _is_place(value: Json) -> bool:
@@ -234,17 +282,10 @@ def _same(
             )
 
 
-def _files_of(part: Manifest, rank: int) -> Iterable[FileEntry]:
-    """The part's files. Their names end in the rank, so that no two ranks write the same file."""
-    ending = file_of("", rank)
-    for file in part.files:
-        if not file.name.endswith(ending):
-            expected = f"expected a name ending in {ending}"
-            _refuse(part, f"rank {rank} wrote a file that is not its own: {expected}: {file.name}")
-    return part.files
-
-
 def _refuse(manifest: Manifest, fault: str) -> NoReturn:
-    raise PersistError(
-        f"step {manifest.step} was not committed: {fault}", step=manifest.step, phase="parts"
-    )
+    raise _refusal(manifest, fault)
+
+
+def _refusal(manifest: Manifest, fault: str) -> PersistError:
+    text = f"step {manifest.step} was not committed: {fault}"
+    return PersistError(text, step=manifest.step, phase="parts")

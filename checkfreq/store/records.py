@@ -15,6 +15,7 @@ from xxhash import xxh3_128_digest
 
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.source import CheckpointSource
+from checkfreq.store.tree import Tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +32,20 @@ class Records:
 
     def __init__(self, source: CheckpointSource) -> None:
         self._source = source
-        self._newest: tuple[int, bytes, Manifest] | None = None  # step, digest of the bytes
+        self._newest: tuple[int, bytes, Manifest | Tree] | None = None  # step, digest of the bytes
+        self._whole: tuple[Tree, Manifest] | None = None
         self._summaries: dict[int, tuple[bytes, Summary]] = {}
 
     def manifest(self, step: int) -> Manifest:
+        """See CheckpointSource. The newest is the same object as long as its bytes are the same."""
+        root = self.head(step)
+        if isinstance(root, Manifest):
+            return root
+        if self._whole is None or self._whole[0] is not root:
+            self._whole = root, self._source.whole(root)
+        return self._whole[1]
+
+    def head(self, step: int) -> Manifest | Tree:
         """See CheckpointSource. The newest is the same object as long as its bytes are the same."""
         record = self._source.record(step)
         digest = xxh3_128_digest(record)
@@ -52,10 +63,10 @@ class Records:
             known = self._summaries[step]
         return known[1]
 
-    def _parse(self, step: int, record: bytes, digest: bytes) -> Manifest:
-        manifest = self._source.parse(step, record)
-        summary = Summary(manifest.attempt, manifest.created_unix_s, manifest.num_bytes)
+    def _parse(self, step: int, record: bytes, digest: bytes) -> Manifest | Tree:
+        root = self._source.parse(step, record)
+        summary = Summary(root.attempt, root.created_unix_s, root.num_bytes)
         self._summaries[step] = digest, summary
         if self._newest is None or step >= self._newest[0]:
-            self._newest = step, digest, manifest
-        return manifest
+            self._newest = step, digest, root
+        return root

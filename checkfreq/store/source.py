@@ -10,15 +10,18 @@ checked before memory is allocated, and whoever reads a payload compares every d
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError
 from checkfreq.store.fileops import ReadFile
-from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest
+from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest, seal_of
 from checkfreq.store.marks import StepMark
-from checkfreq.store.verify import verify_digests
+from checkfreq.store.outline import decode_part
+from checkfreq.store.parts import part_name
+from checkfreq.store.tree import Leaf, Tree, decode_record
+from checkfreq.store.verify import SizedFile, verify_digests
 
 #: ``check`` of the error that is raised where there are checkpoints and none validates.
 NONE_VALID = "checkpoints"
@@ -100,7 +103,11 @@ class CheckpointSource(ABC):
         """
 
     @abstractmethod
-    def check_sizes(self, step: int, files: Iterable[FileEntry]) -> None:
+    def rank_record(self, step: int, rank: int) -> bytes:
+        """The bytes of a rank's record that the step's `Tree` names; raises like ``record``."""
+
+    @abstractmethod
+    def check_sizes(self, step: int, files: Iterable[SizedFile]) -> None:
         """CorruptCheckpointError for a file that is missing or differs in size from its entry."""
 
     @abstractmethod
@@ -117,7 +124,7 @@ class CheckpointSource(ABC):
 
     def attempt(self, step: int) -> str:
         """The attempt that wrote the step; raises what `manifest` raises."""
-        return self.manifest(step).attempt
+        return self.head(step).attempt
 
     def pieces(self, step: int, entry: FileEntry) -> Sequence[Piece]:
         """The pieces of a payload file, in file order; none where it is one file."""
@@ -128,19 +135,51 @@ class CheckpointSource(ABC):
         """Steps whose name is a symbolic link, ascending; they are not checkpoints."""
 
     def manifest(self, step: int) -> Manifest:
-        """The step's commit record.
+        """The step's commit record, with those of all ranks.
 
         Raises NoCheckpointError, CorruptCheckpointError, ConfigError (newer format), OSError.
         """
+        return self.whole(self.head(step))
+
+    def head(self, step: int) -> Manifest | Tree:
+        """The step's commit record as it is stored; raises like `manifest`."""
         return self.parse(step, self.record(step))
 
-    def parse(self, step: int, record: bytes) -> Manifest:
+    def parse(self, step: int, record: bytes) -> Manifest | Tree:
         """Validate and decode a step's commit record; raises like `manifest`."""
         path = self.where(step, MANIFEST_NAME)
-        manifest = Manifest.decode(record, path=path)
-        if manifest.step != step:
-            raise CorruptCheckpointError(path, check="step", expected=step, got=manifest.step)
-        return manifest
+        found = decode_record(record, path=path)
+        if found.step != step:
+            raise CorruptCheckpointError(path, check="step", expected=step, got=found.step)
+        return found
+
+    def whole(self, root: Manifest | Tree) -> Manifest:
+        """The record with those of all ranks; raises like `manifest`."""
+        return root.joined(list(self.parts(root))) if isinstance(root, Tree) else root
+
+    def parts(
+        self, root: Manifest | Tree, ranks: Collection[int] | None = None
+    ) -> Iterator[Manifest]:
+        """The records of all ranks, or of ``ranks``, each when it is asked for.
+
+        Where the ranks have no records of their own: the one record there is. Raises like
+        `manifest`.
+        """
+        if not isinstance(root, Tree):
+            yield root
+            return
+        for rank, leaf in root.leaves.items():
+            if ranks is None or rank in ranks:
+                yield self._rank_part(root, leaf)
+
+    def _rank_part(self, tree: Tree, leaf: Leaf) -> Manifest:
+        data = self.rank_record(tree.step, leaf.rank)
+        part = decode_part(data, path=(path := self.where(tree.step, part_name(leaf.rank))))
+        expected = tree.identity_of(leaf)
+        got = (len(data), seal_of(data), part.step, part.attempt, part.world, *part.ranks)
+        if got != expected:
+            raise CorruptCheckpointError(path, check="record", expected=expected, got=got)
+        return part
 
     def require(self, step: int) -> None:
         """Raise NoCheckpointError, listing the steps there are, unless ``step`` is one of them."""
@@ -153,22 +192,32 @@ class CheckpointSource(ABC):
         but = f" ({name} is a symbolic link, not followed)" if linked else ""
         raise NoCheckpointError(f"{self.name} has no step {step}{but}; it has: {there}")
 
+    def glance(self, step: int) -> Manifest | Tree:
+        """`head`, after checking that every file it names is there with its size.
+
+        Of a `Tree` these are the ranks' records, whose own files are not looked at.
+        """
+        root = self.head(step)
+        self.check_sizes(step, root.files)
+        return root
+
     def inspect(self, step: int) -> Manifest:
         """`manifest`, after checking that every file is there with its size; reads no payload."""
         manifest = self.manifest(step)
         self.check_sizes(step, manifest.files)
         return manifest
 
-    def verify(self, step: int) -> Manifest:
-        """`manifest`, after checking every digest of every file."""
-        manifest = self.manifest(step)
-        for entry in manifest.files:
-            file = self.open_payload(step, entry)
-            try:
-                verify_digests(self.where(step, entry.name), entry, file)
-            finally:
-                file.close()
-        return manifest
+    def verify(self, step: int) -> Manifest | Tree:
+        """`head`, after checking every digest of every file."""
+        root = self.head(step)
+        for part in self.parts(root):
+            for entry in part.files:
+                file = self.open_payload(step, entry)
+                try:
+                    verify_digests(self.where(step, entry.name), entry, file)
+                finally:
+                    file.close()
+        return root
 
 
 def newest_valid(

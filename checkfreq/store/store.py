@@ -52,8 +52,10 @@ from checkfreq.store.manifest import (
     most_bytes,
 )
 from checkfreq.store.marks import MARKS_MAX_BYTES, StepMark, line_of, mark_line, read_marks
+from checkfreq.store.parts import part_name
 from checkfreq.store.source import CheckpointSource, Rejected, newest_valid
-from checkfreq.store.verify import expect_size, header_bytes
+from checkfreq.store.tree import Tree
+from checkfreq.store.verify import SizedFile, expect_size, header_bytes
 from checkfreq.types import round_up_to_page
 
 logger = logging.getLogger(__name__)
@@ -201,7 +203,7 @@ class CheckpointStore(CheckpointSource):
     def commit(
         self,
         pending: Pending,
-        manifest: Manifest,
+        manifest: Manifest | Tree,
         *,
         supersede_after: int | None = None,
         keep_existing: bool = True,
@@ -364,7 +366,12 @@ class CheckpointStore(CheckpointSource):
         path = self.path(step) / MANIFEST_NAME
         return self._of_committed(step, path, partial(self._read_record, path))
 
-    def check_sizes(self, step: int, files: Iterable[FileEntry]) -> None:
+    def rank_record(self, step: int, rank: int) -> bytes:
+        """See CheckpointSource."""
+        path = self.path(step) / part_name(rank)
+        return self._of_committed(step, path, partial(self._read_record, path))
+
+    def check_sizes(self, step: int, files: Iterable[SizedFile]) -> None:
         """CorruptCheckpointError for a file that is missing or differs in size from its entry."""
         for entry in files:
             path = self.path(step) / entry.name
@@ -408,7 +415,7 @@ class CheckpointStore(CheckpointSource):
             text = f"{os.strerror(errno.ENOSPC)}: step {step} needs {num_bytes} bytes"
             raise OSError(errno.ENOSPC, f"{text}, {free_bytes} are free", str(self.root))
 
-    def _check_payloads(self, pending: Pending, manifest: Manifest) -> None:
+    def _check_payloads(self, pending: Pending, manifest: Manifest | Tree) -> None:
         """PersistError unless the manifest describes the pending files."""
         wrong = []
         if (manifest.step, manifest.attempt) != (pending.step, pending.attempt):
@@ -434,7 +441,7 @@ class CheckpointStore(CheckpointSource):
             return False
         return True
 
-    def _write_record(self, directory: Path, manifest: Manifest) -> None:
+    def _write_record(self, directory: Path, manifest: Manifest | Tree) -> None:
         """After the payloads' sync: a valid manifest must imply valid payloads."""
         path = directory / MANIFEST_NAME
         data = manifest.encode()
@@ -443,12 +450,12 @@ class CheckpointStore(CheckpointSource):
         self.ops.write_file(path, data)
         faults.reach("commit.sync_manifest")
         self.ops.sync_file(path)
-        if manifest.ranks:
+        if isinstance(manifest, Tree) or manifest.ranks:
             self._remove_parts(directory, manifest)
         faults.reach("commit.sync_temp_dir")
         self.ops.sync_dir(directory)
 
-    def _require_readable(self, manifest: Manifest, num_bytes: int, directory: Path) -> None:
+    def _require_readable(self, manifest: Manifest | Tree, num_bytes: int, directory: Path) -> None:
         if num_bytes > STATE_BYTES and num_bytes > (most := self._most_record_bytes(directory)):
             text = (
                 f"step {manifest.step} was not committed: its non-tensor state makes its manifest "
@@ -457,15 +464,15 @@ class CheckpointStore(CheckpointSource):
             )
             raise PersistError(text, step=manifest.step, phase="commit")
 
-    def _remove_parts(self, directory: Path, manifest: Manifest) -> None:
+    def _remove_parts(self, directory: Path, manifest: Manifest | Tree) -> None:
         """Remove the merged parts, and what killed workers left beside them.
 
         After the manifest is written, so that a worker that takes over finds either all parts or
-        the complete record.
+        the complete record. A `Tree` keeps its parts, and which payloads they name is not known.
         """
         held = {MANIFEST_NAME, *(file.name for file in manifest.files)}
         for name in self.ops.listdir(directory):
-            if name not in held:
+            if name not in held and not (isinstance(manifest, Tree) and name.endswith(_PAYLOAD)):
                 self.ops.unlink(directory / name)
 
     def _enter_set(self, pending: Pending, superseded: Sequence[int]) -> None:
@@ -713,7 +720,7 @@ class CheckpointStore(CheckpointSource):
     def _newest_intact(self, steps: Iterable[int]) -> int | None:
         for step in sorted(steps, reverse=True):
             try:
-                self.inspect(step)
+                self.glance(step)
             except CheckFreqError:
                 continue
             return step

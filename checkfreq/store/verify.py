@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
+from typing import Protocol
 
 import xxhash
 
@@ -17,7 +18,19 @@ _READ_CHUNK_BYTES = 4 << 20
 _LENGTH_BYTES, _LARGEST_HEADER_BYTES = 8, 100_000_000
 
 
-def expect_size(path: str, entry: FileEntry, got: int) -> None:
+class SizedFile(Protocol):
+    """A file that a record names, with its length."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the checkpoint."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Its length in bytes."""
+
+
+def expect_size(path: str, entry: SizedFile, got: int) -> None:
     """CorruptCheckpointError unless ``got`` is the size in the entry."""
     if got != entry.num_bytes:
         raise CorruptCheckpointError(path, check="size in bytes", expected=entry.num_bytes, got=got)

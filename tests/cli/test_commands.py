@@ -15,11 +15,13 @@ from pathlib import Path
 import pytest
 
 from checkfreq.cli import main
+from checkfreq.store.joint import JointStore
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes
 from tests.fixtures import make_format_2, make_format_3
 from tests.hostile import grammar
+from tests.store.ranks import commit_jointly
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -316,7 +318,7 @@ def _of_a_later_version(data: bytes) -> bytes:
     from checkfreq.store.manifest import digest_of
 
     old_digest = data.split(b'"digest": "')[1][:16]
-    blank = data.replace(b'"format_version": 1', b'"format_version": 4').replace(
+    blank = data.replace(b'"format_version": 1', b'"format_version": 5').replace(
         old_digest, b"0" * 16, 1
     )
     return blank.replace(b"0" * 16, digest_of(blank).encode(), 1)
@@ -442,3 +444,29 @@ def test_show_finds_the_best_by_its_name(
         assert main(["show", str(store.root), name]) == 0
         assert f"step     {step}\n" in capsys.readouterr().out
     assert main(["show", str(store.root), "best:f1"]) == 1
+
+
+def test_the_records_of_many_ranks_are_shown_and_verified_one_after_another(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    tree = JointStore(tmp_path / "tree", is_tree=True)
+    tree.open()
+    commit_jointly(tree, 5, world=3)
+    where = str(tree.root)
+    assert main(["show", where, "--tensors"]) == 0
+    shown = capsys.readouterr().out
+    assert "world    3\n" in shown
+    for rank in range(3):
+        assert f"m.rank-{rank:05d}.safetensors:" in shown
+        assert f"rank {rank}'s own: m, rng" in shown
+    assert "state that is not tensors: m" in shown
+    assert main(["show", where, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["leader"] == 0
+    assert main(["verify", where]) == 0
+    assert capsys.readouterr().out.startswith("step 5: ok")
+    flip_last_byte(tree.path(5) / "rng.rank-00002.safetensors")
+    assert main(["verify", where]) == 1
+    assert "rng.rank-00002" in capsys.readouterr().out
+    (tree.path(5) / "part-00001.json").unlink()
+    assert main(["ls", where]) == 0
+    assert "unreadable" in capsys.readouterr().out

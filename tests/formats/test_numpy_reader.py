@@ -16,6 +16,8 @@ import checkfreq
 import tests.fixtures
 from checkfreq.formats import numpy_reader
 from checkfreq.formats.numpy_reader import open_checkpoint, steps
+from checkfreq.store.joint import JointStore
+from tests.store.ranks import commit_jointly
 
 FIXTURES = Path(tests.fixtures.__file__).parent
 
@@ -103,3 +105,27 @@ def test_a_step_that_is_not_there_is_named(tmp_path: Path, live: dict[str, Any])
         open_checkpoint(tmp_path / "chk", 9)
     with pytest.raises(KeyError, match="has no tensor"):
         open_checkpoint(tmp_path / "chk" / "step-00000003").dtype_of("model", "none such")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> JointStore:
+    store = JointStore(tmp_path / "tree", is_tree=True)
+    store.open()
+    commit_jointly(store, 5, world=4)
+    return store
+
+
+def test_the_records_of_many_ranks_are_read_as_one(tree: JointStore) -> None:
+    checkpoint = open_checkpoint(tree.root)
+    checkpoint.verify()
+    weight = checkpoint.tensor("m", "weight")
+    assert weight.tolist() == [[5, rank, 5, rank] for rank in range(4)]
+    assert checkpoint.ranks == [0, 1, 2, 3]
+    assert checkpoint.object("rng", rank=2) == {"kind": "rng", "seed": 2}
+
+
+def test_a_rank_record_of_something_else_is_refused(tree: JointStore) -> None:
+    folder = tree.path(5)
+    shutil.copy(folder / "part-00001.json", folder / "part-00002.json")
+    with pytest.raises(ValueError, match="part-00002.json: expected digest"):
+        open_checkpoint(tree.root)

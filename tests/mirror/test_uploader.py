@@ -13,8 +13,12 @@ from checkfreq.mirror.bandwidth import Bandwidth
 from checkfreq.mirror.client import RemoteObjects
 from checkfreq.mirror.layout import OBJECTS, piece_of_key
 from checkfreq.mirror.uploader import HELD_BYTES, UploadAbandonedError, Uploader
+from checkfreq.store.joint import JointStore
+from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import CheckpointStore
+from checkfreq.store.tree import Tree
 from tests.mirror.checkpoints import MIB, commit, contents, markers, memory_remote, noise, on_disk
+from tests.store.ranks import commit_jointly
 
 MakeUploader = Callable[..., Uploader]
 
@@ -48,6 +52,23 @@ def two_files() -> dict[str, dict[str, bytes]]:
         "model.safetensors": {"frozen": noise(9 * MIB), "head": noise(1000), "empty": b""},
         "optimizer.safetensors": {"m": noise(MIB), "v": noise(12 * MIB)},
     }
+
+
+def test_of_many_ranks_records_the_mirror_keeps_one(
+    store: CheckpointStore, remote: RemoteObjects, make: MakeUploader
+) -> None:
+    joint = JointStore(store.root, is_tree=True)
+    joint.open()
+    commit_jointly(joint, 7, world=3)
+    assert isinstance(store.head(7), Tree)
+    done = make(remote).upload(7)
+    assert set(done.marker.files) == {file.name for file in store.manifest(7).files}
+    data, _ = remote.get(done.marker.manifest.key)
+    assert Manifest.decode(data, path="m") == store.manifest(7)
+    files = {name: data for name, data in on_disk(store, 7).items() if name in done.marker.files}
+    found = contents(remote, done.marker)
+    assert found.pop("manifest.json") == data
+    assert found == files
 
 
 def test_the_objects_of_a_marker_are_the_files_byte_for_byte(

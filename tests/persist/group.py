@@ -22,6 +22,7 @@ from checkfreq.config import CFConfig
 from checkfreq.persist import protocol as p
 from checkfreq.persist.client import WorkerClient
 from checkfreq.store.store import CheckpointStore
+from checkfreq.store.tree import Tree
 from checkfreq.testing import commit_bytes
 from checkfreq.types import Role
 from tests.persist.conftest import file_image, next_reply, request, round_up
@@ -90,11 +91,19 @@ class Rank:
 
 
 def start_rank(
-    chk_dir: Path, rank: int, world: int, *, on_exit: contextlib.ExitStack, script: str = ""
+    chk_dir: Path,
+    rank: int,
+    world: int,
+    *,
+    on_exit: contextlib.ExitStack,
+    script: str = "",
+    is_tree: bool = False,
 ) -> Rank:
     """A rank whose worker has opened the directory; ``script``: its first worker's faults."""
     role = role_of(rank, world)
-    config = CFConfig(takeover_s=120.0, rank_timeout_s=5.0)
+    config = CFConfig(
+        takeover_s=120.0, rank_timeout_s=5.0, tree_from_ranks=2 if is_tree else world + 1
+    )
     client = WorkerClient(chk_dir, config=config, role=role)
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("CHECKFREQ_FAULT", script)
@@ -133,6 +142,7 @@ class Group:
     def __init__(self, chk_dir: Path, on_exit: contextlib.ExitStack) -> None:
         self.chk_dir = chk_dir
         self.store = CheckpointStore(chk_dir)
+        self.is_tree = False
         self._on_exit = on_exit
         self.store.open()
         commit_bytes(self.store, OLD_STEP, {"m": b"old"})
@@ -142,7 +152,12 @@ class Group:
         scripts = scripts or {}
         return [
             start_rank(
-                self.chk_dir, rank, world, on_exit=self._on_exit, script=scripts.get(rank, "")
+                self.chk_dir,
+                rank,
+                world,
+                on_exit=self._on_exit,
+                script=scripts.get(rank, ""),
+                is_tree=self.is_tree,
             )
             for rank in range(world)
         ]
@@ -151,14 +166,16 @@ class Group:
         """Assert that exactly these steps are there, with what every rank wrote."""
         assert self.store.steps() == [OLD_STEP, *steps]
         for step in steps:
-            manifest = self.store.verify(step)
+            head, manifest = self.store.verify(step), self.store.manifest(step)
+            assert isinstance(head, Tree) is self.is_tree
             assert manifest.ranks == {
                 rank: own_of(rank, manifest.world) for rank in range(manifest.world)
             }
             folder = self.store.path(step)
             written = {path.name for path in folder.iterdir()}
-            assert written == {"manifest.json", *(file.name for file in manifest.files)}
-        assert self.store.verify(OLD_STEP).ranks == {}
+            files = (*head.files, *manifest.files)
+            assert written == {"manifest.json", *(file.name for file in files)}
+        assert self.store.manifest(OLD_STEP) == self.store.verify(OLD_STEP)
 
     @property
     def pending(self) -> list[str]:

@@ -37,6 +37,18 @@ MEMBER_POINTS = (
     "parts.rename",
     "worker.reply",
 )
+#: Those where the record of a tree differs: the leader writes its own part too.
+TREE_POINTS = (
+    "parts.wait",
+    "parts.write_manifest",
+    "parts.sync_manifest",
+    "parts.rename",
+    "parts.merge",
+    "commit.write_manifest",
+    "commit.sync_temp_dir",
+    "commit.rename",
+    "commit.sync_parent",
+)
 LEADER_POINTS = (
     "worker.receive",
     "commit.mkdir",
@@ -86,10 +98,12 @@ def wait_until_killed(rank: Rank) -> None:
 # All goes well.
 
 
+@pytest.mark.parametrize("is_tree", [False, True], ids=["merged", "tree"])
 @pytest.mark.parametrize("world", [2, 4])
 def test_every_rank_writes_its_part_and_the_leader_commits_them_as_one(
-    world: int, group: Group
+    world: int, is_tree: bool, group: Group
 ) -> None:
+    group.is_tree = is_tree
     ranks = group.start(world)
     for step in (2, 3):
         for rank in reversed(ranks):
@@ -276,9 +290,11 @@ def test_files_of_a_member_that_comes_after_the_leader_gave_up_are_removed_with_
         ({"own": own_of(1, 3)}, "shape: expected [6000], as rank 0 says, found [9000] of rank 1"),
     ],
 )
+@pytest.mark.parametrize("is_tree", [False, True], ids=["merged", "tree"])
 def test_a_part_that_does_not_fit_is_an_error_that_says_what_was_expected(
-    changes: dict[str, object], said: str, group: Group
+    changes: dict[str, object], said: str, is_tree: bool, group: Group
 ) -> None:
+    group.is_tree = is_tree
     leader, member = group.start(2)
     member.submit(2, **changes)
     expect_committed(member, 2)
@@ -303,10 +319,14 @@ def test_a_full_disk_of_a_member_is_told_to_the_leader_which_waits_no_longer(
 # Replacements.
 
 
-@pytest.mark.parametrize("point", LEADER_POINTS)
+@pytest.mark.parametrize(
+    ("point", "is_tree"),
+    [*((point, False) for point in LEADER_POINTS), *((point, True) for point in TREE_POINTS)],
+)
 def test_a_leader_killed_at_the_point_is_replaced_and_finishes_with_the_parts_that_are_there(
-    point: str, group: Group
+    point: str, is_tree: bool, group: Group
 ) -> None:
+    group.is_tree = is_tree
     leader, *members = group.start(3, scripts={0: f"{point}:kill-self"})
     for member in members:
         member.submit(2)
@@ -314,7 +334,7 @@ def test_a_leader_killed_at_the_point_is_replaced_and_finishes_with_the_parts_th
     written = [member.files(2) for member in members]
     leader.submit(2)
     wait_until_killed(leader)
-    renamed = LEADER_POINTS.index(point) > LEADER_POINTS.index("commit.rename")
+    renamed = faults.POINTS.index(point) > faults.POINTS.index("commit.rename")
     group.verify(*([2] if renamed else []))
 
     leader.client.replace()

@@ -28,6 +28,11 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "DDP, a directory for each rank": (2, {"job": "ddp", "local": True}),
     "FSDP2": (2, {"job": "fsdp", "chk_freq": 1}),
     "FSDP2 and DDP in one tree": (2, {"job": "mixed"}),
+    "FSDP2, a tree of records": (2, {"job": "fsdp", "config": {"tree_from_ranks": 2}}),
+    "DDP, a tree, state divided": (
+        2,
+        {"job": "ddp", "config": {"tree_from_ranks": 2, "split_replicated": True}},
+    ),
     "FSDP2, a directory for each rank": (2, {"job": "fsdp", "local": True}),
 }
 

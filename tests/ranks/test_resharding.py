@@ -19,7 +19,7 @@ from tests.ranks.ranks import Life, Rank, run_well
 
 pytestmark = [pytest.mark.dist]
 
-Save = Callable[[str, int], tuple[Path, dict[str, str]]]
+Save = Callable[..., tuple[Path, dict[str, str]]]
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Save:
     """The folder of a run that saved at a world, and the whole state there."""
 
     @cache
-    def save(job: str, world: int) -> tuple[Path, dict[str, str]]:
+    def save(job: str, world: int, *, is_tree: bool = False) -> tuple[Path, dict[str, str]]:
         folder = tmp_path_factory.mktemp(f"saved-{job}-{world}")
-        heard = run_well(Life(training.save_some, folder, world, settings={"job": job}))
+        settings = {"job": job, "config": {"tree_from_ranks": 2 if is_tree else world + 2}}
+        heard = run_well(Life(training.save_some, folder, world, settings=settings))
         states = [one.last("whole") for one in heard]
         assert states == [states[0]] * world
         return folder, states[0]
@@ -38,13 +39,25 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Save:
 
 
 @pytest.mark.parametrize(
-    ("job", "world", "other"),
-    [("fsdp", 2, 2), ("fsdp", 2, 1), ("fsdp", 1, 2), ("fsdp", 4, 2), ("fsdp", 2, 3), ("ddp", 3, 2)],
+    ("job", "world", "other", "is_tree"),
+    [
+        ("fsdp", 2, 2, False),
+        ("fsdp", 2, 1, False),
+        ("fsdp", 1, 2, False),
+        ("fsdp", 4, 2, False),
+        ("fsdp", 2, 3, False),
+        ("ddp", 3, 2, False),
+        ("fsdp", 2, 2, True),
+        ("fsdp", 4, 2, True),
+        ("fsdp", 2, 1, True),
+        ("fsdp", 2, 3, True),
+        ("ddp", 3, 2, True),
+    ],
 )
 def test_the_whole_state_is_equal_at_another_world(
-    job: str, world: int, other: int, saved: Save, tmp_path: Path
+    job: str, world: int, other: int, is_tree: bool, saved: Save, tmp_path: Path
 ) -> None:
-    folder, whole = saved(job, world)
+    folder, whole = saved(job, world, is_tree=is_tree)
     shutil.copytree(folder / "chk", tmp_path / "chk")
     heard = run_well(Life(training.restore_whole, tmp_path, other, 1, 1, settings={"job": job}))
     for one in heard:

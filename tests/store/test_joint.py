@@ -32,9 +32,15 @@ def disk() -> CrashingFileOps:
     return CrashingFileOps()
 
 
+@pytest.fixture(params=[False, True], ids=["merged", "tree"])
+def is_tree(request: pytest.FixtureRequest) -> bool:
+    """Whether the ranks' records stay files of their own."""
+    return bool(request.param)
+
+
 @pytest.fixture
-def store(disk: CrashingFileOps) -> JointStore:
-    store = JointStore(ROOT, ops=disk)
+def store(disk: CrashingFileOps, is_tree: bool) -> JointStore:
+    store = JointStore(ROOT, ops=disk, is_tree=is_tree)
     store.open()
     return store
 
@@ -45,12 +51,12 @@ def pending_names(disk: CrashingFileOps) -> list[str]:
 
 def holds_all(store: JointStore, step: int, *, world: int = 3) -> bool:
     """Whether the step has what its ranks wrote, and nothing else."""
-    manifest = store.verify(step)
+    head, manifest = store.verify(step), store.manifest(step)
     for share in shares(step, world=world):
         assert manifest.ranks[share.rank] == share.own
         for name, tensors in share.files.items():
             assert store.ops.read_bytes(store.path(step) / name) == image_of(name, tensors)[0]
-    names = {"manifest.json", *(file.name for file in manifest.files)}
+    names = {"manifest.json", *(file.name for file in (*head.files, *manifest.files))}
     return names == set(store.ops.listdir(store.path(step)))
 
 
@@ -64,8 +70,8 @@ def test_a_joint_commit_holds_what_every_rank_wrote_and_nothing_else(store: Join
     assert list(store.manifest(5).ranks) == [0, 1, 2]
 
 
-def test_it_works_in_a_real_directory(tmp_path: Path) -> None:
-    store = JointStore(tmp_path / "chk")
+def test_it_works_in_a_real_directory(tmp_path: Path, is_tree: bool) -> None:
+    store = JointStore(tmp_path / "chk", is_tree=is_tree)
     store.open()
     commit_jointly(store, 5)
     assert holds_all(store, 5)
@@ -96,7 +102,7 @@ def test_a_part_is_complete_before_it_has_its_name(
 
 
 def test_parts_go_only_when_the_whole_record_is_durable(
-    store: JointStore, disk: CrashingFileOps
+    store: JointStore, disk: CrashingFileOps, is_tree: bool
 ) -> None:
     leader, *members = shares()
     for member in members:
@@ -104,14 +110,16 @@ def test_parts_go_only_when_the_whole_record_is_durable(
     pending = leader_begins(store, leader)
     del disk.calls[:]
     leader_commits(store, pending, leader)
-    assert disk.calls[:6] == [
+    begin = disk.calls.index(f"write_file {pending.path}/manifest.json")
+    removed = [f"unlink {pending.path}/part-0000{rank}.json" for rank in (1, 2)]
+    assert disk.calls[begin : begin + (4 if is_tree else 6)] == [
         f"write_file {pending.path}/manifest.json",
         f"sync_file {pending.path}/manifest.json",
-        f"unlink {pending.path}/part-00001.json",
-        f"unlink {pending.path}/part-00002.json",
+        *([] if is_tree else removed),
         f"sync_dir {pending.path}",
         f"rename {pending.path} {store.path(5)}",
     ]
+    assert is_tree is (len(disk.calls[:begin]) > 0)  # the leader's own record comes before it
 
 
 def test_a_joint_commit_supersedes_later_steps_and_keeps_one_that_is_there(
@@ -463,13 +471,15 @@ def test_a_leader_that_takes_over_writes_its_own_anew_and_finds_the_parts(
 
 @pytest.mark.parametrize("call", ["unlink", "sync_dir", "rename"])
 def test_a_leader_that_takes_over_late_finds_the_whole_record(
-    call: str, store: JointStore, disk: CrashingFileOps
+    call: str, store: JointStore, disk: CrashingFileOps, is_tree: bool
 ) -> None:
     leader, *members = shares()
     for member in members:
         write_part(store, member)
     pending = leader_begins(store, leader)
     point = {"unlink": 3, "sync_dir": 4, "rename": 5}[call]
+    if is_tree:  # after the leader's own record (five operations); there is nothing to unlink
+        point += 4 if call == "unlink" else 3
     disk.fail_after(point, OSError(errno.EIO, "killed here"))
     with pytest.raises(OSError, match="killed here"):
         leader_commits(store, pending, leader)
@@ -522,7 +532,7 @@ def test_a_part_that_is_there_is_never_written_again(
     assert not pending_names(disk)
 
 
-def test_a_member_whose_part_was_taken_at_once_has_not_failed() -> None:
+def test_a_member_whose_part_was_taken_at_once_has_not_failed(is_tree: bool) -> None:
     """The leader may commit between the rename of the part and the sync of the directory."""
 
     class Racing(CrashingFileOps):
@@ -531,7 +541,7 @@ def test_a_member_whose_part_was_taken_at_once_has_not_failed() -> None:
             if dst.name == "part-00002.json":
                 leader_commits(store, pending, leader)
 
-    store = JointStore(ROOT, ops=Racing())
+    store = JointStore(ROOT, ops=Racing(), is_tree=is_tree)
     store.open()
     leader, one, two = shares()
     pending = leader_begins(store, leader)

@@ -235,13 +235,13 @@ def test_arbitrary_text_with_a_right_digest_is_corruption(body: str) -> None:
 
 
 def test_a_newer_format_is_refused_with_advice_and_not_called_corrupt() -> None:
-    data = framed('"what": "nobody knows yet"}', version="4")
-    with pytest.raises(ConfigError, match=r"format version 4.*newer checkfreq"):
+    data = framed('"what": "nobody knows yet"}', version="5")
+    with pytest.raises(ConfigError, match=r"format version 5.*newer checkfreq"):
         Manifest.decode(data, path="m")
 
 
 def test_a_damaged_version_number_is_corruption_and_not_a_newer_format() -> None:
-    data = MANIFEST.encode().replace(b'"format_version": 1', b'"format_version": 4', 1)
+    data = MANIFEST.encode().replace(b'"format_version": 1', b'"format_version": 5', 1)
     with pytest.raises(CorruptCheckpointError, match="own digest"):
         Manifest.decode(data, path="m")
 

@@ -12,7 +12,7 @@ from checkfreq.errors import PersistError
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.parts import (
     check_sizes,
-    decode_part,
+    decode_merged,
     file_name,
     frozen_stem_of,
     is_frozen_stem,
@@ -87,27 +87,27 @@ def test_shards_of_ranks_that_commit_elsewhere_are_not_required() -> None:
 def test_a_part_of_something_else_is_refused(part: Manifest, said: str) -> None:
     leader = manifests()[0]
     with pytest.raises(PersistError, match=said) as caught:
-        decode_part(part.encode(), path="p", of=leader, rank=1)
+        decode_merged(part.encode(), path="p", of=leader, rank=1)
     assert (caught.value.step, caught.value.phase) == (5, "parts")
 
 
 def test_a_damaged_part_is_refused() -> None:
     leader, part, _ = manifests()
-    assert decode_part(part.encode(), path="p", of=leader, rank=1) == part
+    assert decode_merged(part.encode(), path="p", of=leader, rank=1) == part
     damaged = part.encode().replace(b"seed", b"sead")
     with pytest.raises(PersistError, match="the part of rank 1 cannot be read: p: own digest"):
-        decode_part(damaged, path="p", of=leader, rank=1)
+        decode_merged(damaged, path="p", of=leader, rank=1)
 
 
 @pytest.mark.parametrize(("size", "said"), [(3, "found 3 bytes"), (None, "found no such file")])
 def test_a_file_of_another_size_is_refused(size: int | None, said: str) -> None:
     part = manifests()[1]
-    sizes: dict[str, int | None] = {file.name: file.num_bytes for file in part.files}
-    check_sizes(part, sizes, rank=1)
+    expected = {file.name: file.num_bytes for file in part.files}
+    check_sizes(part, expected, expected, rank=1)
     name = "rng.rank-00001.safetensors"
-    expected = part.file(name).num_bytes
-    with pytest.raises(PersistError, match=f"rank 1's {name}: expected {expected} bytes, {said}"):
-        check_sizes(part, {**sizes, name: size}, rank=1)
+    text = f"rank 1's {name}: expected {expected[name]} bytes, {said}"
+    with pytest.raises(PersistError, match=text):
+        check_sizes(part, expected, {**expected, name: size}, rank=1)
 
 
 def test_a_rank_that_comes_twice_is_refused() -> None:
@@ -177,7 +177,10 @@ def test_a_tensor_that_is_there_whole_and_in_shards_is_refused() -> None:
 
 def test_a_sharded_tensor_of_which_no_rank_has_anything_is_refused() -> None:
     leader, one, two = shares()
-    leader.objects = {"odd": 5, "m": {"sharded_tensors": {"weight": 1, "lost": 2}}}
+    leader.objects = {
+        "odd": 5,
+        "m": {"sharded_tensors": {"weight": ["uint8", [3, 4]], "lost": ["uint8", [2]]}},
+    }
     parts = [one.manifest(), two.manifest()]
     with pytest.raises(PersistError, match="'lost' of 'm': expected shards, found none from any"):
         merge(leader.manifest(), parts)

@@ -1,0 +1,421 @@
+"""Checkpoints whose root names the records of the ranks: commits, readers, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkfreq.errors import CorruptCheckpointError, NoCheckpointError, PersistError
+from checkfreq.store.joint import JointStore
+from checkfreq.store.manifest import Manifest, sealed
+from checkfreq.store.outline import Outline, RankRecord, decode_part, encode_part
+from checkfreq.store.parts import merge, part_name
+from checkfreq.store.records import Records
+from checkfreq.store.store import CheckpointStore
+from checkfreq.store.tree import Tree, decode_record
+from checkfreq.testing import CrashingFileOps, commit_bytes
+from tests.store.ranks import (
+    Share,
+    commit_jointly,
+    leader_begins,
+    leader_commits,
+    shares,
+    write_part,
+)
+
+ROOT = Path("/chk")
+WORLD = 5
+
+
+def listed(world: int = WORLD, step: int = 5) -> list[Share]:
+    """Shares of ranks on one mesh: the leader lists what is sharded, and all have positions."""
+    found = shares(step, world=world)
+    found[0].objects["m"]["sharded_tensors"] = {"weight": ["uint8", [world, 4]]}
+    for share in found:
+        share.own["$positions"] = {"train": {"epoch": 1, "check": 7 * share.rank}}
+    return found
+
+
+@pytest.fixture
+def store() -> JointStore:
+    store = JointStore(ROOT, ops=CrashingFileOps(), is_tree=True)
+    store.open()
+    return store
+
+
+def commit(store: JointStore, found: list[Share]) -> None:
+    pending = leader_begins(store, found[0])
+    for share in found[1:]:
+        write_part(store, share)
+    leader_commits(store, pending, found[0])
+
+
+def read(store: JointStore, name: str, step: int = 5) -> bytes:
+    return store.ops.read_bytes(store.path(step) / name)
+
+
+def overwrite(store: JointStore, name: str, data: bytes, step: int = 5) -> None:
+    store.ops.write_file(store.path(step) / name, data)
+
+
+def tree_of(store: JointStore, step: int = 5) -> Tree:
+    head = store.head(step)
+    assert isinstance(head, Tree)
+    return head
+
+
+# What is in it.
+
+
+@pytest.mark.parametrize("found", [listed(), shares(world=WORLD)], ids=["listed", "not listed"])
+def test_the_records_joined_are_the_manifest_that_merging_makes(
+    store: JointStore, found: list[Share]
+) -> None:
+    commit(store, found)
+    leader, *others = (share.manifest() for share in found)
+    assert store.manifest(5) == merge(leader, others)
+    assert store.inspect(5) == store.manifest(5)
+
+
+def test_the_root_has_what_a_manifest_has_but_for_the_ranks_files(store: JointStore) -> None:
+    commit(store, listed())
+    tree, whole = tree_of(store), store.manifest(5)
+    for name in ("step", "attempt", "world", "created_unix_s", "versions", "objects", "num_bytes"):
+        assert getattr(tree, name) == getattr(whole, name)
+    assert [file.name for file in tree.files] == [part_name(rank) for rank in range(WORLD)]
+    assert [leaf.whole for leaf in tree.leaves.values()] == [("rng",)] * WORLD
+    assert decode_record(tree.encode(), path="m") == tree
+
+
+def test_some_ranks_alone_come_with_the_names_and_positions_of_the_others(
+    store: JointStore,
+) -> None:
+    commit(store, listed())
+    tree = tree_of(store)
+    parts = list(store.parts(tree, {0, 3}))
+    assert [list(part.ranks) for part in parts] == [[0], [3]]
+    manifest = tree.with_others(tree.joined(parts))
+    assert {file.name for file in manifest.files} == {
+        "m.safetensors",
+        *(f"{name}.rank-{rank:05d}.safetensors" for name in ("m", "rng") for rank in (0, 3)),
+    }
+    whole = store.manifest(5)
+    assert [*manifest.ranks] == [*whole.ranks]
+    assert manifest.ranks[3] == whole.ranks[3]
+    assert manifest.ranks[1] == {
+        "m": {},
+        "rng": {"kind": None},
+        "$positions": whole.ranks[1]["$positions"],
+    }
+    assert tree.only_positions().ranks[4] == {"$positions": whole.ranks[4]["$positions"]}
+
+
+def test_a_record_that_is_no_tree_is_its_own_only_part(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    commit_bytes(store, 5, {"m": b"state"})
+    head = store.head(5)
+    assert list(store.parts(head)) == [head] == [store.whole(head)]
+    assert store.attempt(5) == head.attempt
+
+
+def test_a_reader_keeps_the_root_and_joins_it_once(store: JointStore) -> None:
+    commit(store, listed())
+    records = Records(store)
+    assert records.head(5) is records.head(5)
+    assert records.manifest(5) is records.manifest(5)
+    assert records.summary(5).num_bytes == tree_of(store).num_bytes
+    commit(store, listed(step=6))
+    assert records.manifest(6).step == 6
+
+
+def test_the_last_checkpoint_that_looks_valid_survives_pruning(store: JointStore) -> None:
+    for step in (5, 6):
+        commit(store, listed(step=step))
+    store.ops.unlink(store.path(6) / part_name(2))
+    assert store.prune([5, 6]) == [6]
+    assert store.verify(5) == tree_of(store)
+
+
+def test_a_leader_whose_files_killed_workers_left_commits_its_own(store: JointStore) -> None:
+    """What has no payload's name goes; payloads that no record names do no harm."""
+    found = listed()
+    pending = leader_begins(store, found[0])
+    store.ops.write_file(pending.path / ".part-00003.json.new", b"half")
+    store.ops.write_file(pending.path / part_name(0), b"of a worker that was killed")
+    for share in found[1:]:
+        write_part(store, share)
+    leader_commits(store, pending, found[0])
+    assert ".part-00003.json.new" not in store.ops.listdir(store.path(5))
+    store.verify(5)
+
+
+# What is not committed.
+
+
+def shifted(share: Share) -> None:
+    share.own["m"]["shards"]["weight"] = [[WORLD, 4], [0, 0]]
+
+
+def other_shape(share: Share) -> None:
+    share.own["m"]["shards"]["weight"] = [[WORLD + 1, 4], [share.rank, 0]]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (shifted, "expected each element once, found"),
+        (other_shape, "shape: expected"),
+        (lambda share: share.own.pop("m"), "expected 20 elements of"),
+        (lambda share: setattr(share, "world", 9), "rank 2 says world 9, expected 5"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_by_name(
+    store: JointStore, change: Callable[[Share], object], said: str
+) -> None:
+    found = listed()
+    change(found[2])
+    pending = leader_begins(store, found[0])
+    for share in found[1:]:
+        write_part(store, share)
+    store.wait_for_parts(pending, range(1, WORLD), timeout_s=0.0)
+    with pytest.raises(PersistError, match=said):
+        store.merge_parts(pending, found[0].manifest(), range(1, WORLD))
+
+
+def test_a_shard_of_what_the_leader_has_whole_is_refused(store: JointStore) -> None:
+    found = listed()
+    found[0].files["m.safetensors"] = {"weight": ([WORLD, 4], bytes(4 * WORLD))}
+    with pytest.raises(PersistError, match="expected whole or in shards, found both"):
+        commit(store, found)
+
+
+def test_a_member_refuses_to_tell_of_a_shard_that_it_has_not(store: JointStore) -> None:
+    share = listed()[1]
+    share.own["m"]["shards"]["lost"] = [[2], [0]]
+    with pytest.raises(PersistError, match="rank 1 says that it has a shard"):
+        write_part(store, share)
+
+
+def test_a_rank_that_wrote_what_is_not_its_own_is_refused(store: JointStore) -> None:
+    found = listed()
+    found[2].files["m.safetensors"] = {"bias": ([1], b"x")}
+    with pytest.raises(PersistError, match="rank 2 wrote a file that is not its own"):
+        commit(store, found)
+
+
+def test_a_damaged_record_and_a_missing_file_are_refused(store: JointStore) -> None:
+    found = listed()
+    pending = leader_begins(store, found[0])
+    for share in found[1:]:
+        write_part(store, share)
+    store.ops.unlink(pending.path / "rng.rank-00003.safetensors")
+    with pytest.raises(PersistError, match="rank 3's rng.rank-00003.safetensors: .* no such file"):
+        leader_commits(store, pending, found[0])
+    store.ops.write_file(pending.path / part_name(1), encode_part(found[1].manifest())[:-3])
+    with pytest.raises(PersistError, match="the part of rank 1 cannot be read"):
+        leader_commits(store, pending, found[0])
+
+
+def test_the_part_of_another_rank_under_its_name_is_refused(store: JointStore) -> None:
+    found = listed()
+    pending = leader_begins(store, found[0])
+    for share in found[1:]:
+        write_part(store, share)
+    store.ops.write_file(pending.path / part_name(1), encode_part(found[2].manifest()))
+    with pytest.raises(PersistError, match="the part of rank 1 says rank 2, expected 1"):
+        leader_commits(store, pending, found[0])
+
+
+def test_with_a_directory_per_node_elements_may_be_elsewhere(store: JointStore) -> None:
+    found = listed()[:3]
+    pending = leader_begins(store, found[0])
+    for share in found[1:]:
+        write_part(store, share)
+    record = store.merge_parts(pending, found[0].manifest(), [1, 2])
+    store.commit(pending, record)
+    assert [*store.manifest(5).ranks] == [0, 1, 2]
+
+
+# Damage.
+
+
+def test_a_record_that_is_gone_is_damage(store: JointStore) -> None:
+    commit(store, listed())
+    store.ops.unlink(store.path(5) / part_name(2))
+    for look in (store.manifest, store.verify, store.glance):
+        with pytest.raises(CorruptCheckpointError, match="part-00002.json"):
+            look(5)
+    assert [*store.parts(tree_of(store), {1})]
+
+
+def test_a_record_of_another_attempt_is_damage(store: JointStore) -> None:
+    found = listed()
+    commit(store, found)
+    other = replace(found[2].manifest(), attempt="b5")
+    overwrite(store, part_name(2), encode_part(other))
+    with pytest.raises(CorruptCheckpointError, match="part-00002.json: record"):
+        store.manifest(5)
+
+
+def test_a_payload_that_is_damaged_is_found(store: JointStore) -> None:
+    commit(store, listed())
+    data = bytearray(read(store, "m.rank-00004.safetensors"))
+    data[-1] ^= 1
+    overwrite(store, "m.rank-00004.safetensors", bytes(data))
+    store.inspect(5)
+    with pytest.raises(CorruptCheckpointError, match="m.rank-00004"):
+        store.verify(5)
+
+
+def test_no_changed_byte_of_a_record_or_of_the_root_passes(store: JointStore) -> None:
+    commit(store, listed())
+    for name in ("manifest.json", part_name(0), part_name(3)):
+        whole = read(store, name)
+        for at in range(0, len(whole), 7):
+            overwrite(store, name, whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            with pytest.raises(CorruptCheckpointError):
+                store.manifest(5)
+        overwrite(store, name, whole)
+    store.verify(5)
+
+
+def test_a_step_that_is_not_there_is_no_damage(store: JointStore) -> None:
+    with pytest.raises(NoCheckpointError):
+        store.rank_record(5, 0)
+
+
+# Records that somebody made up, with correct digests.
+
+
+def forged(store: JointStore, name: str, change: Callable[[dict[str, Any]], object]) -> bytes:
+    fields = json.loads(read(store, name))
+    version = fields.pop("format_version")
+    del fields["digest"]
+    change(fields)
+    return sealed(version, json.dumps(fields)[1:-1])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: root.pop("leader"),
+        lambda root: root.update(leader=7),
+        lambda root: root.update(leader="0"),
+        lambda root: root.update(world=2),
+        lambda root: root.update(parts=3),
+        lambda root: root["parts"].pop(),
+        lambda root: root["parts"].reverse(),
+        lambda root: root["parts"].append(root["parts"][-1]),
+        lambda root: root["parts"][0].pop(),
+        lambda root: root["parts"][0].__setitem__(1, -1),
+        lambda root: root["parts"][0].__setitem__(2, "00"),
+        lambda root: root["parts"][0].__setitem__(0, 0.0),
+        lambda root: root.update(is_split=0),
+        lambda root: root.update(own=None),
+        lambda root: root["own"][0].update(form=[["m"], []]),
+        lambda root: root["own"][0].update(form=[[1], [], {}]),
+        lambda root: root["own"][0].update(form=[["m"], [], 1]),
+        lambda root: root.update(cuts=[[[[0, 5]], [[0, 1, 9, [0], [1], [1]]]]]),
+        lambda root: root.update(cuts=None),
+        lambda root: root.update(files=None),
+        lambda root: root.update(ranks={}),
+        lambda root: root.update(more=1),
+    ],
+)
+def test_a_root_that_cannot_be_is_damage(
+    store: JointStore, change: Callable[[dict[str, Any]], object]
+) -> None:
+    commit(store, listed())
+    overwrite(store, "manifest.json", forged(store, "manifest.json", change))
+    with pytest.raises(CorruptCheckpointError):
+        store.head(5)
+
+
+def test_a_root_with_files_is_damage(store: JointStore) -> None:
+    commit(store, listed())
+    entry = json.loads(shares()[1].manifest().encode())["files"][0]
+    data = forged(store, "manifest.json", lambda root: root["files"].append(entry))
+    overwrite(store, "manifest.json", data)
+    with pytest.raises(CorruptCheckpointError, match="none in the root"):
+        store.head(5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda part: part.pop("outline"),
+        lambda part: part["outline"].pop("cuts"),
+        lambda part: part["outline"].update(rank=-1),
+        lambda part: part["outline"].update(files={"m": 1.5}),
+        lambda part: part["outline"].update(names=[1]),
+        lambda part: part["outline"].update(is_split=None),
+        lambda part: part["outline"].update(measure=7),
+        lambda part: part["outline"].update(measure="0x"),
+        lambda part: part["outline"].update(cuts=[[[[0, 5]], [9], [1]]]),
+        lambda part: part["outline"].update(positions={}),
+    ],
+)
+def test_a_record_that_cannot_be_is_damage(change: Callable[[dict[str, Any]], object]) -> None:
+    text = encode_part(listed()[1].manifest()).decode()
+    lines = text.split("\n", 3)
+    fields = {"outline": json.loads(lines[1].removeprefix('"outline": ').removesuffix(","))}
+    change(fields)
+    head = "".join(f'"{name}": {json.dumps(value)},\n' for name, value in fields.items())
+    data = sealed(4, f"{head}{lines[2]}\n{lines[3].removesuffix('}' + chr(10))}")
+    with pytest.raises(CorruptCheckpointError):
+        decode_part(data, path="p")
+
+
+def resealed(outline: Outline, record: bytes) -> bytes:
+    said = json.dumps(outline.to_json())
+    return sealed(4, f'"outline": {said},\n"record":\n{record.decode()}')
+
+
+def test_a_record_of_several_ranks_or_of_none_is_damage() -> None:
+    found = listed()
+    outline = Outline.of(found[1].manifest())
+    merged = merge(found[0].manifest(), [share.manifest() for share in found[1:]])
+    for record in (merged, replace(found[1].manifest(), ranks={})):
+        with pytest.raises(CorruptCheckpointError, match="ranks"):
+            decode_part(resealed(outline, record.encode()), path="p")
+
+
+def test_a_record_with_shards_that_it_has_not_is_damage() -> None:
+    share = listed()[1]
+    outline = Outline.of(share.manifest())
+    share.own["m"]["shards"]["lost"] = [[2], [0]]
+    with pytest.raises(CorruptCheckpointError, match="shards"):
+        decode_part(resealed(outline, share.manifest().encode()), path="p")
+
+
+def test_something_that_is_no_record_has_no_outline() -> None:
+    for data in (listed()[1].manifest().encode(), sealed(4, '"outline": {}')):
+        with pytest.raises(CorruptCheckpointError):
+            RankRecord.read(data, path="p")
+
+
+def test_a_root_is_no_whole_manifest(store: JointStore) -> None:
+    commit(store, listed())
+    with pytest.raises(CorruptCheckpointError, match="format_version"):
+        Manifest.decode(read(store, "manifest.json"), path="m")
+
+
+def test_many_ranks_make_a_root_that_hardly_grows_with_their_tensors(store: JointStore) -> None:
+    few, many = JointStore(Path("/few"), ops=CrashingFileOps(), is_tree=True), store
+    few.open()
+    for one, world in ((few, 20), (many, 200)):
+        commit(one, listed(world))
+    sizes = [len(tree_of(one).encode()) for one in (few, many)]
+    assert sizes[1] < 15 * sizes[0]
+    assert [len(runs) for runs in tree_of(many).cuts.runs.values()] == [1]
+
+
+def test_a_joint_commit_of_a_tree_is_one_more_checkpoint(store: JointStore) -> None:
+    commit_jointly(store, 4)
+    assert commit_jointly(store, 5).kept_existing is False
+    assert store.steps() == [4, 5]
