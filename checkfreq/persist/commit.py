@@ -295,8 +295,11 @@ class LeaderTask(PersistTask):
             request.step, attempt=request.attempt, num_bytes=num_bytes
         )
         manifest = directory.store.record_left(self._pending)
-        if manifest is None:
-            manifest = self._gather(self._pending, self._manifest(self._write(self._pending)))
+        if manifest is not None:
+            kept_existing = self._commit(self._pending, manifest)
+            directory.sharing.forget()  # which of its files are links, only the killed one knew
+            return kept_existing
+        manifest = self._gather(self._pending, self._manifest(self._write(self._pending)))
         return self._commit(self._pending, manifest)
 
     def clean_up(self, error: Exception) -> None:

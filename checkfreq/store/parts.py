@@ -184,7 +184,7 @@ def _by_tensor(manifest: Manifest) -> dict[tuple[str, str], list[_Shard]]:
                 f"tensor {key!r:.80} of {name!r:.80}: rank {rank} says that it has a shard; "
                 f"expected it in {file_of(name, rank)}, found no such tensor",
             )
-        whole_file = key in tensors.get(file_name(name), {})
+        whole_file = any(key in tensors.get(file, {}) for file in shared_files_of(name))
         shard = _Shard(Placed(rank, Box(offsets, entry.shape)), shape, entry.dtype, whole_file)
         found.setdefault((name, key), []).append(shard)
     return found
