@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.lab.results import ROOT
 from benchmarks.tables import with_tables
 from benchmarks.versions.environments import PAIRS, interpreter_of
-from benchmarks.versions.measure import CORE, Outcome, outcome_of, run
+from benchmarks.versions.measure import CORE, LEFT_OUT, Outcome, outcome_of, run
 from tests.exactness.cases import CASES
 
 REPORT = """<testsuites><testsuite>
@@ -33,6 +33,9 @@ def test_every_part_of_the_core_exists() -> None:
         path, _, case = part.partition("::")
         assert (ROOT / path).exists(), part
         assert not case or case.partition("[")[2].rstrip("]") in CASES, part
+    for path in LEFT_OUT:
+        assert (ROOT / path).is_file(), path
+        assert path.rpartition("/")[0] in CORE, path
 
 
 def test_outcomes_are_counted_and_failures_named() -> None:
