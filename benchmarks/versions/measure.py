@@ -3,9 +3,10 @@
     python -m benchmarks.versions
 
 ``make compat`` runs it in an environment for each pair of Python and torch (`environments.py`). The
-core is what touches torch, the interpreter and the kernel most: state, store, persist, restore, the
-contract of the manager, the private names that we use, and some runs that are killed and resumed.
-Of these folders, files are left out that take long over what no version changes (`LEFT_OUT`).
+core is what touches torch, the interpreter and the kernel most: state, restore, the contract of the
+manager, the private names that we use, and some runs that are killed and resumed. Store and worker
+import no torch: they are tested once on each Python, in the pair that is told so by
+``--without-torch``. Files are left out that take long over what no version changes (`LEFT_OUT`).
 """
 
 from __future__ import annotations
@@ -36,14 +37,18 @@ CASES = (
 )
 _EXACTNESS = "tests/exactness/test_exactness.py::test_interrupted_equals_uninterrupted_bit_for_bit"
 CORE = (
-    *("tests/state", "tests/store", "tests/persist", "tests/restore", "tests/contract"),
-    "tests/versions",
+    *("tests/state", "tests/restore", "tests/contract", "tests/versions"),
     *(f"{_EXACTNESS}[{name}]" for name in CASES),
 )
-#: Waits on clocks (intervals, notices, the mirror's uploads), and searches by random histories and
-#: power cuts for an order of calls that is wrong on any version: a third of the time of the core.
+#: What imports no torch.
+WITHOUT_TORCH = ("tests/store", "tests/persist")
+#: Waits on clocks (intervals, notices, uploads), failing disks and broken directories, and searches
+#: by random histories and power cuts: what they would find is wrong on any version. A third of the
+#: time of the folders above.
 LEFT_OUT = (
     "tests/contract/test_auto.py",
+    "tests/contract/test_directory.py",
+    "tests/contract/test_failures.py",
     "tests/contract/test_notices.py",
     "tests/persist/test_mirrored.py",
     "tests/persist/test_linger_mirror.py",
@@ -66,7 +71,8 @@ def main() -> int:
     """Print the line; returns 1 unless all of it passed."""
     args = _arguments()
     began_s = time.monotonic()
-    outcome = run(CORE, jobs=args.jobs)
+    tests = (*CORE, *WITHOUT_TORCH) if args.without_torch else CORE
+    outcome = run(tests, jobs=args.jobs)
     emit(
         "versions",
         passed=outcome.passed,
@@ -108,4 +114,7 @@ def outcome_of(report: str | None) -> Outcome:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.versions", description=__doc__)
     parser.add_argument("--jobs", type=int, default=3, help="tests that run at a time")
+    parser.add_argument(
+        "--without-torch", action="store_true", help="also test what imports no torch"
+    )
     return parser.parse_args()
