@@ -1,24 +1,14 @@
-"""Table of `benchmarks.callback`, and the form of that of `benchmarks.lightning_loop`."""
+"""Table of `benchmarks.callback`."""
 
 from __future__ import annotations
 
-from benchmarks.lab.tables import Line, Table, newest, table
+from benchmarks.lab.callbacks import costs
+from benchmarks.lab.tables import Line, Table, newest
 
 
 def callback(lines: list[Line]) -> str:
     """What an update of the Trainer costs beside the training."""
     return costs("transformers `Trainer`", "without_us", newest(lines, "updates"))
-
-
-def costs(loop: str, plain: str, lines: list[Line]) -> str:
-    """A row per line; ``plain`` is the field with an iteration of that loop as it is."""
-    columns = "loop | an iteration | callback | allowed | loader and boundary | added in all"
-    rows = [
-        f"| {loop} | {x[plain]:.0f} µs | {x['callback_us']:.0f} µs | {x['allowed_us']:.0f} µs "
-        f"| {x['by_hand_us']:.0f} µs | {x['added_us']:.0f} µs |"
-        for x in lines
-    ]
-    return table(columns, rows, lines)
 
 
 TABLES = {"callback": Table("callback", callback)}

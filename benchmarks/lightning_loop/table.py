@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.callback.table import costs
+from benchmarks.lab.callbacks import costs
 from benchmarks.lab.tables import Line, Table, newest
 
 
