@@ -75,6 +75,7 @@ LONGER = (
     Call("mirror", "", 60),
     Call("decision", "", 45),
     Call("lightning_loop", "", 60),
+    Call("callback", "", 60),
     Call("simulate", "", 40),
     Call("traces", "", 30),
     Call("interval", "", 120),

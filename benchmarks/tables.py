@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from benchmarks.callback import table as callback
 from benchmarks.compare import table as compare
 from benchmarks.crashtest import table as crashtest
 from benchmarks.decision import table as decision
@@ -23,6 +24,7 @@ from benchmarks.interval import table as interval
 from benchmarks.iterators import table as iterators
 from benchmarks.lab.results import RESULTS, ROOT, lines_of
 from benchmarks.lab.tables import Table
+from benchmarks.lightning_loop import table as lightning_loop
 from benchmarks.limits import table as limits
 from benchmarks.memory import table as memory
 from benchmarks.mirror import table as mirror
@@ -45,6 +47,7 @@ from benchmarks.watch import table as watch
 PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
 
 TABLES: dict[str, Table] = {
+    **callback.TABLES,
     **compare.TABLES,
     **crashtest.TABLES,
     **decision.TABLES,
@@ -56,6 +59,7 @@ TABLES: dict[str, Table] = {
     **interruptions.TABLES,
     **interval.TABLES,
     **iterators.TABLES,
+    **lightning_loop.TABLES,
     **limits.TABLES,
     **memory.TABLES,
     **mirror.TABLES,

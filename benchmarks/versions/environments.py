@@ -2,8 +2,9 @@
 
     python -m benchmarks.versions.environments --folder DIR 3.10=2.11.* 3.13=
 
-``3.13=`` is the newest torch that can be installed there. Each needs a few gigabytes, since torch
-from PyPI brings CUDA. Result lines are appended to benchmarks/results/versions.jsonl.
+``3.13=`` is the newest torch that can be installed there. What imports no torch is tested in the
+first pair of each Python only. Each environment needs a few gigabytes, since torch from PyPI brings
+CUDA. Result lines are appended to benchmarks/results/versions.jsonl.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ _TOOLS = ("hypothesis", "pytest", "pytest-xdist")
 def main(argv: Sequence[str] | None = None) -> int:
     """Install and run each pair; returns 1 if one has no result or has failures."""
     args = _arguments(argv)
-    failed = [pair for pair in args.pairs if not _passes(pair, args.folder)]
+    firsts = {pair.partition("=")[0]: pair for pair in reversed(args.pairs)}.values()
+    failed = [
+        pair for pair in args.pairs if not _passes(pair, args.folder, without_torch=pair in firsts)
+    ]
     for pair in failed:
         print(f"{pair}: did not pass, see above", file=sys.stderr)
     return int(bool(failed))
 
 
-def _passes(pair: str, folder: Path) -> bool:
+def _passes(pair: str, folder: Path, *, without_torch: bool) -> bool:
     version, _, torch = pair.partition("=")
     interpreter = interpreter_of(version)
     if interpreter is None:
@@ -41,7 +45,7 @@ def _passes(pair: str, folder: Path) -> bool:
     environment = folder / f"python-{version}-torch-{torch.rstrip('.*') or 'newest'}"
     print(f"{pair}: installing into {environment}", file=sys.stderr)
     python = install(interpreter, environment, f"torch=={torch}" if torch else "torch")
-    return python is not None and _measure(python)
+    return python is not None and _measure(python, without_torch=without_torch)
 
 
 def interpreter_of(version: str) -> Path | None:
@@ -73,8 +77,8 @@ def install(interpreter: Path, environment: Path, torch: str) -> Path | None:
     return python if all(subprocess.run(step).returncode == 0 for step in steps) else None
 
 
-def _measure(python: Path) -> bool:
-    command = [python, "-m", "benchmarks.versions"]
+def _measure(python: Path, *, without_torch: bool) -> bool:
+    command = [python, "-m", "benchmarks.versions", *["--without-torch"] * without_torch]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     with (RESULTS / "versions.jsonl").open("a") as lines:
         lines.write(done.stdout)

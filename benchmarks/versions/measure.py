@@ -3,8 +3,10 @@
     python -m benchmarks.versions
 
 ``make compat`` runs it in an environment for each pair of Python and torch (`environments.py`). The
-core is what touches torch, the interpreter and the kernel most: state, store, persist, restore, the
-contract of the manager, the private names that we use, and some runs that are killed and resumed.
+core is what touches torch, the interpreter and the kernel most: state, restore, the contract of the
+manager, the private names that we use, and some runs that are killed and resumed. Store and worker
+import no torch: they are tested once on each Python, in the pair that is told so by
+``--without-torch``. Files are left out that take long over what no version changes (`LEFT_OUT`).
 """
 
 from __future__ import annotations
@@ -35,11 +37,25 @@ CASES = (
 )
 _EXACTNESS = "tests/exactness/test_exactness.py::test_interrupted_equals_uninterrupted_bit_for_bit"
 CORE = (
-    *("tests/state", "tests/store", "tests/persist", "tests/restore", "tests/contract"),
-    "tests/versions",
+    *("tests/state", "tests/restore", "tests/contract", "tests/versions"),
     *(f"{_EXACTNESS}[{name}]" for name in CASES),
 )
-_LEFT_OUT = "not gpu and not more and not slurm and not s3"
+#: What imports no torch.
+WITHOUT_TORCH = ("tests/store", "tests/persist")
+#: Waits on clocks (intervals, notices, uploads), failing disks and broken directories, and searches
+#: by random histories and power cuts: what they would find is wrong on any version. A third of the
+#: time of the folders above.
+LEFT_OUT = (
+    "tests/contract/test_auto.py",
+    "tests/contract/test_directory.py",
+    "tests/contract/test_failures.py",
+    "tests/contract/test_notices.py",
+    "tests/persist/test_mirrored.py",
+    "tests/persist/test_linger_mirror.py",
+    "tests/store/test_state_machine.py",
+    "tests/store/test_joint_power_cut.py",
+)
+_NOT_MARKED = "not gpu and not more and not slurm and not s3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +71,8 @@ def main() -> int:
     """Print the line; returns 1 unless all of it passed."""
     args = _arguments()
     began_s = time.monotonic()
-    outcome = run(CORE, jobs=args.jobs)
+    tests = (*CORE, *WITHOUT_TORCH) if args.without_torch else CORE
+    outcome = run(tests, jobs=args.jobs)
     emit(
         "versions",
         passed=outcome.passed,
@@ -74,8 +91,10 @@ def run(tests: Sequence[str], *, jobs: int) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="versions-") as scratch:
         report = Path(scratch) / "report.xml"
         command = [
-            *(sys.executable, "-m", "pytest", "-q", "-m", _LEFT_OUT, f"--junit-xml={report}"),
-            *("-n", str(jobs), "--dist", "loadfile", "-p", "no:cacheprovider", *tests),
+            *(sys.executable, "-m", "pytest", "-q", "-m", _NOT_MARKED, f"--junit-xml={report}"),
+            *("-n", str(jobs), "--dist", "loadfile", "-p", "no:cacheprovider"),
+            *(f"--ignore={path}" for path in LEFT_OUT),
+            *tests,
         ]
         subprocess.run(command, cwd=ROOT, env={**kept, "OMP_NUM_THREADS": "1"}, stdout=sys.stderr)
         return outcome_of(report.read_text() if report.exists() else None)
@@ -94,5 +113,8 @@ def outcome_of(report: str | None) -> Outcome:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.versions", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=2, help="tests that run at a time")
+    parser.add_argument("--jobs", type=int, default=3, help="tests that run at a time")
+    parser.add_argument(
+        "--without-torch", action="store_true", help="also test what imports no torch"
+    )
     return parser.parse_args()

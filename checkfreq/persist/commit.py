@@ -228,10 +228,11 @@ class PersistTask:
             pending, manifest, supersede_after=after, keep_existing=directory.role.shares_all
         )
         directory.has_superseded = directory.has_superseded or after is not None
-        if result.kept_existing or isinstance(manifest, Tree):
+        written = self.own_record if isinstance(manifest, Tree) else manifest
+        if result.kept_existing or written is None:
             directory.sharing.forget()
         else:
-            directory.sharing.committed(manifest, self._request.contents or {}, self._linked)
+            directory.sharing.committed(written, self._request.contents or {}, self._linked)
         directory.note_steps()
         self._record = manifest
         return result.kept_existing
@@ -296,8 +297,11 @@ class LeaderTask(PersistTask):
             request.step, attempt=request.attempt, num_bytes=num_bytes
         )
         manifest = directory.store.record_left(self._pending)
-        if manifest is None:
-            manifest = self._gather(self._pending, self._manifest(self._write(self._pending)))
+        if manifest is not None:
+            kept_existing = self._commit(self._pending, manifest)
+            directory.sharing.forget()  # which of its files are links, only the killed one knew
+            return kept_existing
+        manifest = self._gather(self._pending, self._manifest(self._write(self._pending)))
         return self._commit(self._pending, manifest)
 
     def clean_up(self, error: Exception) -> None:

@@ -1,16 +1,23 @@
 """The part of the state that one rank of several writes.
 
-Replicated tensors are written by the leader of the group, or divided among the group
-(``Role.split``). Each rank writes its shards of DTensors; of the ranks that hold the same shard,
-the first of the group does. State that differs from rank to rank is written by every rank.
-The ranks do not talk about it: all compute the same from the same structure.
+Replicated tensors are written by the leader of the group, with files of their own for what is
+frozen, or divided among the group (``Role.split``). Each rank writes its shards of DTensors; of the
+ranks that hold the same shard, the first of the group does. State that differs from rank to rank is
+written by every rank. The ranks do not talk about it: all compute the same from the same structure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from checkfreq.state.collector import CapturedState, LocalState, TensorRef, make_ref
+from checkfreq.state.collector import (
+    CapturedState,
+    LocalState,
+    TensorRef,
+    aliases_of,
+    files_of,
+    make_ref,
+)
 from checkfreq.state.division import TensorSize, divide
 from checkfreq.state.dtensors import LocalShard
 from checkfreq.state.tensors import DTYPE_NAMES
@@ -51,8 +58,8 @@ class _Part:
         elif self._role.leads:
             self.objects[name] = self._with_names(name, json, span)
         if not is_per_rank and name not in self._mixed and self._assigned is None:
-            if self._role.leads:
-                self._take(name, name, local.refs[span.start : span.stop])
+            for stem, refs in files_of(local, name) if self._role.leads else ():
+                self._take(name, stem, refs)
             return
         self._add_by_tensor(name, span, is_per_rank=is_per_rank)
 
@@ -111,12 +118,8 @@ class _Part:
 
     def _take(self, name: str, stem: str, refs: list[TensorRef]) -> None:
         self.tensors += refs
-        aliases = self._local.aliases.get(name)
-        if aliases and refs:
-            keys = {ref.key for ref in refs}
-            here = {alias: key for alias, key in aliases.items() if key in keys}
-            if here:
-                self.aliases[stem] = here
+        if here := aliases_of(self._local, name, refs):
+            self.aliases[stem] = here
 
 
 #: Rows of a tensor that a different rank writes.

@@ -210,7 +210,7 @@ def _by_tensor(manifest: Manifest) -> dict[tuple[str, str], list[_Shard]]:
     found: dict[tuple[str, str], list[_Shard]] = {}
     for rank, name, key, shape, offsets in declared_shards(manifest):
         entry = shard_entry(manifest, tensors, rank, name, key)
-        whole_file = key in tensors.get(file_name(name), {})
+        whole_file = any(key in tensors.get(file, {}) for file in shared_files_of(name))
         shard = _Shard(Placed(rank, Box(offsets, entry.shape)), shape, entry.dtype, whole_file)
         found.setdefault((name, key), []).append(shard)
     return found

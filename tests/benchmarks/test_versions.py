@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.lab.results import ROOT
 from benchmarks.tables import with_tables
 from benchmarks.versions.environments import PAIRS, interpreter_of
-from benchmarks.versions.measure import CORE, Outcome, outcome_of, run
+from benchmarks.versions.measure import CORE, LEFT_OUT, WITHOUT_TORCH, Outcome, outcome_of, run
 from tests.exactness.cases import CASES
 
 REPORT = """<testsuites><testsuite>
@@ -29,10 +29,13 @@ def line(python: str, torch: str, **fields: Any) -> str:
 
 
 def test_every_part_of_the_core_exists() -> None:
-    for part in CORE:
+    for part in (*CORE, *WITHOUT_TORCH):
         path, _, case = part.partition("::")
         assert (ROOT / path).exists(), part
         assert not case or case.partition("[")[2].rstrip("]") in CASES, part
+    for path in LEFT_OUT:
+        assert (ROOT / path).is_file(), path
+        assert path.rpartition("/")[0] in (*CORE, *WITHOUT_TORCH), path
 
 
 def test_outcomes_are_counted_and_failures_named() -> None:

@@ -10,17 +10,34 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from checkfreq import CFManager
 from checkfreq.errors import StateError
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator
 from tests.contract.conftest import Hold
-from tests.contract.runs import Training, config, loader, managed, train
+from tests.contract.runs import BATCH, Training, config, loader, managed, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 WELL = 17
+
+
+class Forkable(Training):
+    """Has gradients without autograd, which a fork may not use in some processes.
+
+    In a torch for CUDA on a machine without a device, a fork has none once a FakeTensorMode was
+    used before it: torch.compile and DTensors, so other tests in this process, use one.
+    """
+
+    def backward(self, x: torch.Tensor | None = None) -> None:
+        """Gradients that depend on the input, the parameters and the generators."""
+        x = torch.randn(BATCH, 3) if x is None else x
+        with torch.no_grad():
+            scale = self.model(x).square().mean()
+            for parameter in self.model.parameters():
+                parameter.grad = scale * (parameter + 1)
 
 
 def steps(training: Training, manager: CFManager) -> None:
@@ -68,7 +85,7 @@ def forked(
                 sys.exit(WELL)
             training.steps(manager, 2)
             manager.wait()
-        again = Training(seed=1)
+        again = Forkable(seed=1)
         with managed(chk_dir, again.chk, config=config(takeover_s=0.0)) as successor:
             assert successor.restore()
             assert again.bits() == training.bits()
@@ -89,7 +106,7 @@ def forked(
 def test_whatever_a_forked_child_does_the_parents_run_goes_on(
     chk_dir: Path, child: Callable[[Training, CFManager], None]
 ) -> None:
-    status, manager = forked(chk_dir, Training(), child)
+    status, manager = forked(chk_dir, Forkable(), child)
     assert status == WELL
     assert manager.stats()["num_workers_replaced"] == manager.stats()["num_failed"] == 0
     assert CheckpointStore(chk_dir).verify(manager.global_step).step == 4
@@ -100,7 +117,7 @@ def test_a_child_forked_in_the_middle_of_a_copy_updates_without_waiting_for_it(
     chk_dir: Path, hold_trainer: Hold
 ) -> None:
     gate = hold_trainer("snapshot.copy_settled")
-    training = Training()
+    training = Forkable()
     with managed(chk_dir, training.chk, chk_freq=1) as manager:
         training.steps(manager, 1)
         gate.wait_reached()
@@ -120,7 +137,7 @@ def test_a_child_forked_in_the_middle_of_a_copy_updates_without_waiting_for_it(
 def test_a_child_says_once_that_checkpoints_are_the_parents(
     chk_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    training = Training()
+    training = Forkable()
     parent = os.getpid()
     with managed(chk_dir, training.chk) as manager:
         training.steps(manager, 1)
@@ -144,7 +161,7 @@ def test_a_child_says_once_that_checkpoints_are_the_parents(
 def test_a_child_may_have_a_manager_of_its_own_and_its_stop_signals(
     chk_dir: Path, tmp_path: Path
 ) -> None:
-    training = Training()
+    training = Forkable()
     with managed(chk_dir, training.chk) as manager:
         training.steps(manager, 1)
         pid = os.fork()
@@ -167,7 +184,7 @@ def test_a_child_may_have_a_manager_of_its_own_and_its_stop_signals(
 def test_a_child_that_leaves_a_loop_does_not_end_its_parents_loader_workers(
     chk_dir: Path,
 ) -> None:
-    training = Training()
+    training = Forkable()
     me = os.getpid()
     pid = -1
     try:

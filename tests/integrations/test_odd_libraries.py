@@ -17,6 +17,7 @@ from torch import nn
 import checkfreq
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.errors import MismatchError, StateError
+from tests.integrations import vision  # noqa: F401  # before timm and diffusers
 from tests.restore.test_odd_states import odd_bits
 from tests.state.support import plan, restore, take
 
@@ -135,7 +136,6 @@ def _torch_average(model: nn.Module) -> _Averaged:
 
 
 def _timm(model: nn.Module) -> _Averaged:
-    pytest.importorskip("torchvision")
     average = pytest.importorskip("timm.utils").ModelEmaV3(model, decay=0.9)
     return _Averaged(average, lambda: average.update(model))
 
@@ -153,7 +153,6 @@ def _ema_pytorch(model: nn.Module) -> _Averaged:
 
 
 def _diffusers(model: nn.Module) -> _Averaged:
-    pytest.importorskip("torchvision")
     library = pytest.importorskip("diffusers.training_utils")
     average = library.EMAModel(model.parameters(), use_ema_warmup=True)
     return _Averaged(average, lambda: average.step(model.parameters()))

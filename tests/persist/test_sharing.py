@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from checkfreq import faults
 from checkfreq.errors import CorruptCheckpointError
 from checkfreq.persist import protocol as p
 from checkfreq.persist.commit import OpenDirectory, task_for
@@ -20,6 +21,9 @@ from tests.persist.conftest import file_image, request, round_up
 
 FROZEN, TRAINED = "model.frozen.safetensors", "model.safetensors"
 _FULL = 4
+ALONE = Role()
+#: Of two ranks that have a directory each: commits as a leader does, and waits for nobody.
+LEADER = Role(0, 2, (0,))
 
 
 class AlwaysHeld:
@@ -32,7 +36,7 @@ class AlwaysHeld:
 class Site:
     """A worker's directory and one slot, whose frozen file can be filled with a letter."""
 
-    def __init__(self, root: Path, *, full_copy_every: int = _FULL) -> None:
+    def __init__(self, root: Path, *, full_copy_every: int = _FULL, role: Role = ALONE) -> None:
         self.store = JointStore(root)
         self.store.open()
         self.frozen, image = file_image(FROZEN, 0, {"base": 20_000})
@@ -42,12 +46,13 @@ class Site:
         self.memory[: len(image)] = image
         self.memory[at : at + len(other)] = other
         self.full_copy_every = full_copy_every
+        self.role = role
         self.restart()
 
     def restart(self) -> None:
         """Another worker takes its place."""
         self.site = OpenDirectory(
-            Role(),
+            self.role,
             self.store,
             SnapshotWriter(num_threads=1, chunk_bytes=1 << 20, limiter=RateLimiter(None)),
             AlwaysHeld(),  # type: ignore[arg-type]
@@ -62,7 +67,7 @@ class Site:
 
     def persist(self, step: int, content: tuple[str, int]) -> p.Committed:
         self.fill(self.trained, step % 256)
-        task = task_for(self.site, request(step, contents={FROZEN: content}))
+        task = task_for(self.site, request(step, world=self.role.world, contents={FROZEN: content}))
         try:
             return task.run()
         except Exception as error:
@@ -76,9 +81,9 @@ class Site:
         return self.store.path(step) / name
 
 
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path / "chk")
+@pytest.fixture(params=[ALONE, LEADER], ids=["alone", "leader"])
+def site(tmp_path: Path, request: pytest.FixtureRequest) -> Site:
+    return Site(tmp_path / "chk", role=request.param)
 
 
 def linked(reply: p.Committed) -> bool:
@@ -134,6 +139,44 @@ def test_another_worker_writes_everything_first(site: Site) -> None:
     assert [linked(site.persist(step, ("a", 0))) for step in (2, 3)] == [False, True]
 
 
+def test_of_a_record_that_a_killed_worker_left_nobody_knows_what_was_linked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path / "chk", role=LEADER)
+    for step in (1, 2):
+        site.persist(step, ("a", 0))
+    monkeypatch.setenv("CHECKFREQ_FAULT", "commit.rename:raise-EIO")
+    faults.reload()
+    with pytest.raises(OSError, match="commit.rename"):  # as a kill leaves it: nothing is removed
+        task_for(site.site, request(3, world=2, contents={FROZEN: ("a", 0)})).run()
+    monkeypatch.delenv("CHECKFREQ_FAULT")
+    faults.reload()
+    site.restart()
+    assert not linked(site.persist(3, ("a", 0)))
+    assert [os.stat(site.path(step)).st_nlink for step in (1, 2, 3)] == [3, 3, 3]
+    assert [linked(site.persist(step, ("a", 0))) for step in (4, 5)] == [False, True]
+
+
+def test_a_link_that_a_killed_worker_left_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path / "chk", role=LEADER)
+    for step in (1, 2):
+        site.persist(step, ("a", 0))
+    before = site.image(site.frozen)
+    monkeypatch.setenv("CHECKFREQ_FAULT", "commit.write_manifest:raise-EIO")
+    faults.reload()
+    with pytest.raises(OSError, match="commit.write_manifest"):
+        task_for(site.site, request(3, world=2, contents={FROZEN: ("a", 0)})).run()
+    monkeypatch.delenv("CHECKFREQ_FAULT")
+    faults.reload()
+    site.restart()
+    site.fill(site.frozen, 7)
+    site.persist(3, ("b", 0))
+    assert site.path(3).read_bytes() == site.image(site.frozen) != before
+    assert [site.path(step).read_bytes() for step in (1, 2)] == [before, before]
+
+
 def test_after_a_quarantine_everything_is_written(site: Site) -> None:
     for step in (1, 2):
         site.persist(step, ("a", 0))
@@ -144,12 +187,11 @@ def test_after_a_quarantine_everything_is_written(site: Site) -> None:
 def test_room_is_needed_only_for_what_is_written(site: Site) -> None:
     site.persist(1, ("a", 0))
     wanted: list[int] = []
-    begin = site.store.begin
 
     class Asking(JointStore):
-        def begin(self, step: int, *, attempt: str, num_bytes: int = 0):  # type: ignore[no-untyped-def]
+        def _require_room(self, step: int, num_bytes: int) -> None:
             wanted.append(num_bytes)
-            return begin(step, attempt=attempt, num_bytes=num_bytes)
+            super()._require_room(step, num_bytes)
 
     site.site.store = Asking(site.store.root)
     reply = site.persist(2, ("a", 0))
@@ -183,10 +225,11 @@ def test_a_damaged_copy_is_found_in_every_step_that_shares_it_and_in_no_other(
         site.store.verify(step)
 
 
+@pytest.mark.parametrize("role", [ALONE, LEADER], ids=["alone", "leader"])
 @pytest.mark.parametrize("seed", range(12))
-def test_any_history_leaves_what_a_plain_copy_would(tmp_path: Path, seed: int) -> None:
+def test_any_history_leaves_what_a_plain_copy_would(tmp_path: Path, seed: int, role: Role) -> None:
     chance = random.Random(seed)
-    site = Site(tmp_path / "chk", full_copy_every=chance.choice([2, 3, 5]))
+    site = Site(tmp_path / "chk", full_copy_every=chance.choice([2, 3, 5]), role=role)
     plain: dict[int, tuple[bytes, bytes]] = {}
     series, number = 0, 0
 

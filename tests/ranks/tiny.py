@@ -1,8 +1,9 @@
 """A training that is next to nothing, with state of every kind that ranks can have.
 
-Replicated: model, optimizer, a dict. Sharded: the rows of a table. Own: a dict named in
-``per_rank``, and the random generators. No rank sends another anything, so what ends when one
-is killed was ended by the manager.
+Replicated: model, optimizer, a dict; with the setting ``frozen`` the model has a frozen base that
+checkpoints share. Sharded: the rows of a table. Own: a dict named in ``per_rank``, and the random
+generators. No rank sends another anything, so what ends when one is killed was ended by the
+manager.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from iterators.testing import digest
 from tests.ranks.ranks import Rank
 
 ROWS = 5  # which no world divides
+FROZEN = (512, 512)  # just as large as is worth a file of its own
 
 
 class Tiny:
@@ -31,11 +33,15 @@ class Tiny:
     def __init__(self, rank: Rank) -> None:
         self.number = rank.rank
         generator = torch.Generator().manual_seed(0)
-        self.model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8))
+        first = torch.nn.Linear(6, 8)
+        if rank.settings.get("frozen"):
+            first.base = torch.nn.Linear(*FROZEN, bias=False).requires_grad_(False)
+        self.model = torch.nn.Sequential(first, torch.nn.BatchNorm1d(8))
         with torch.no_grad():
             for parameter in self.model.parameters():
                 parameter.copy_(torch.rand(parameter.shape, generator=generator))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        trained = [one for one in self.model.parameters() if one.requires_grad]
+        self.optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.9)
         self.common: dict[str, Any] = {"count": 0, "best": float("inf")}
         self.own: dict[str, Any] = {"rank": rank.rank, "drawn": ()}
         self.table = {"rows": sharded_rows(rank)}

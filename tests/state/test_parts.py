@@ -97,6 +97,46 @@ def test_volatile_tensors_are_not_split() -> None:
     assert {"norm.running_mean", "norm.num_batches_tracked", "none"} <= names
 
 
+def tuned(seed: int) -> CFCheckpoint:
+    """A frozen base, tied to a head, beside what is trained; large enough for a file of its own."""
+    torch.manual_seed(seed)
+    net = nn.ModuleDict({"base": nn.Linear(600, 600), "head": nn.Linear(600, 600, bias=False)})
+    net["base"].requires_grad_(False)
+    net["head"].weight = net["base"].weight
+    net["adapter"] = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(net["adapter"].parameters(), momentum=0.9)
+    return CFCheckpoint(model=net, optimizer=optimizer)
+
+
+def keys_of(manifest: Manifest) -> dict[str, list[str]]:
+    return {
+        file.name: [record.name for record in file.tensors]
+        for file in manifest.files
+        if file.name.startswith("model")
+    }
+
+
+def test_the_leader_writes_what_is_frozen_into_a_file_of_its_own() -> None:
+    chk = tuned(1)
+    manifest = parts_of(chk, everyone(3))
+    assert keys_of(manifest) == {
+        "model.safetensors": ["adapter.weight", "adapter.bias"],
+        "model.frozen.safetensors": ["base.weight", "base.bias"],
+    }
+    for rank in (0, 2):
+        other = tuned(2)
+        restored(other, manifest, rank)
+        assert state_bits(other) == state_bits(chk)
+    whole = materialise(manifest.loaded(), path="p")
+    assert bits(whole["model"]) == bits(dict(chk.tracked["model"].state_dict()))
+
+
+def test_of_a_state_that_is_divided_no_file_is_frozen() -> None:
+    assert not any(
+        "frozen" in name for name in keys_of(parts_of(tuned(1), everyone(2, split=True)))
+    )
+
+
 def test_each_nodes_group_writes_the_whole_state() -> None:
     chk = run(1)
     group = (2, 3)

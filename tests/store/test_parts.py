@@ -168,9 +168,10 @@ def test_shards_that_do_not_cover_exactly_are_refused(
         merge(leader.manifest(), [one.manifest(), two.manifest()])
 
 
-def test_a_tensor_that_is_there_whole_and_in_shards_is_refused() -> None:
+@pytest.mark.parametrize("file", shared_files_of("m"))
+def test_a_tensor_that_is_there_whole_and_in_shards_is_refused(file: str) -> None:
     leader, one, two = shares()
-    leader.files["m.safetensors"] = {"weight": ([1], b"x")}
+    leader.files[file] = {"weight": ([1], b"x")}
     with pytest.raises(PersistError, match="'weight' of 'm': expected whole or in shards"):
         merge(leader.manifest(), [one.manifest(), two.manifest()])
 
