@@ -247,7 +247,8 @@ class Arena:
 
         Of slots that were taken over there may also be too few, or more than are wanted now.
         """
-        return state_bytes <= self.slot_bytes and not self._is_outgrown
+        has_slots = bool(self._slots)  # a rank may have no tensors of its own, and write its part
+        return has_slots and state_bytes <= self.slot_bytes and not self._is_outgrown
 
     def pin(self) -> None:
         """Pin, in the background, slots that are free and not pinned yet; not ready meanwhile.

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from checkfreq import KeepBest, KeepLast
+import checkfreq
+from checkfreq import CFCheckpoint, KeepBest, KeepLast
 from checkfreq.errors import ConfigError, StateError
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator
@@ -26,6 +27,17 @@ def test_it_checkpoints_this_boundary(chk_dir: Path) -> None:
         training.steps(manager, 2)
         manager.save(wait=True)
         assert manager.all_steps() == [2]
+
+
+def test_a_state_without_tensors_is_checkpointed(chk_dir: Path) -> None:
+    counts = {"seen": 1}
+    with managed(chk_dir, CFCheckpoint(rng=False, counts=counts)) as manager:
+        manager.restore()
+        counts["seen"] = 2
+        manager.step()
+        manager.save(wait=True)
+        assert manager.all_steps() == [1]
+    assert checkfreq.load(chk_dir)["counts"] == {"seen": 2}
 
 
 def test_away_from_a_boundary_it_checkpoints_the_next_one(chk_dir: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from checkfreq import CFMode
+from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, ResumableDataLoader, TrainingStopped
 from tests.crash.processes import verify_all
@@ -221,6 +221,26 @@ def test_a_finished_run_is_finished_on_all_ranks_if_all_directories_say_so(tmp_p
     (tmp_path / "chk-1/marks.jsonl").unlink()  # as if it had been killed before it wrote that
     for one in run_well(Life(finish_early, tmp_path, number=2, settings=settings)):
         assert one.last("trained") == (4, 4, True)
+
+
+def own_nothing(rank: Rank) -> None:
+    """All that is tracked is the same on all ranks, and the first one writes it."""
+    table = {"table": torch.zeros(8)}
+    chk = CFCheckpoint(rng=False, table=table)
+    with CFManager(
+        rank.chk_dir, chk, mode=CFMode.MANUAL, chk_freq=0, config=tiny.config(rank)
+    ) as manager:
+        manager.restore()
+        with manager.updating():
+            table["table"] += 1
+        manager.step()
+        manager.save(wait=True)
+        rank.send("durable", manager.stats()["last_durable_step"])
+
+
+def test_a_rank_that_has_nothing_to_write_writes_its_part(tmp_path: Path) -> None:
+    heard = run_well(life(own_nothing, tmp_path))
+    assert [one.last("durable") for one in heard] == [1, 1]
 
 
 # ---- decisions
