@@ -182,6 +182,20 @@ def test_only_files_that_all_members_read_are_shared(root: Path) -> None:
     assert sum(num_reads(members).values()) == alone(root)
 
 
+def test_tensors_that_have_one_digest_and_many_reads_are_read_by_every_member(
+    tmp_path: Path,
+) -> None:
+    store = CheckpointStore(tmp_path)
+    store.open()
+    commit_tensors(store, 1, FILES)
+    with sharing(2) as shared:
+        members = [Member(tmp_path, one) for one in shared]
+        assert read_together(members) == [None, None]
+    assert all(one.has_all for one in members)
+    # The short ones are still read once in all.
+    assert alone(tmp_path) < sum(num_reads(members).values()) < 2 * alone(tmp_path)
+
+
 def test_a_member_that_passes_a_stage_without_reading_keeps_no_other(root: Path) -> None:
     with sharing(2) as shared:
         reader = Member(root, shared[0])

@@ -371,6 +371,24 @@ def test_however_slow_reads_are_no_more_than_sixteen_are_in_flight(
     assert len(readers) == MOST_THREADS
 
 
+def test_a_thread_that_cannot_be_started_ends_the_others_and_is_raised(
+    tmp_path: Path, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, started = threading.Thread.start, []
+
+    def start(thread: threading.Thread) -> None:
+        started.append(thread)
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    before = threading.active_count()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        stream(store, 1, Places(store.manifest(1)).wanted, num_threads=3, read_bytes=PAGE)
+    assert threading.active_count() == before
+
+
 def test_only_as_many_slow_reads_in_a_row_as_there_are_threads_ask_for_more() -> None:
     reads = SlowReads()
     assert not any(reads.note(float(number % 8 == 0), 4) for number in range(100))

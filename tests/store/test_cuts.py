@@ -98,6 +98,17 @@ def test_a_mesh_of_two_dimensions_makes_a_run_per_row() -> None:
     assert index.ranks((64, 32), Box((0, 0), (8, 32))) == set()
 
 
+def test_a_rank_with_two_shards_of_a_size_is_in_two_runs() -> None:
+    held = {
+        rank: [((64,), Box((4 * rank,), (4,))), ((64,), Box((60 - 4 * rank,), (4,)))]
+        for rank in range(4)
+    }
+    index = index_of(held)
+    assert sum(map(len, index.runs.values())) == 2
+    assert index.ranks((64,), Box((4,), (4,))) == {1}
+    assert index.ranks((64,), Box((48,), (8,))) == {2, 3}
+
+
 def test_offsets_that_shrink_and_ranks_that_are_apart_are_runs_too() -> None:
     held = {3 * n: [((40,), Box((36 - 4 * n,), (4,)))] for n in range(10)}
     index = index_of(held)

@@ -23,6 +23,7 @@ from checkfreq.store.parts import (
     rank_of,
     shared_files_of,
     stem_of,
+    tied_names,
 )
 from tests.store.ranks import Share, image_of, shares
 
@@ -38,6 +39,12 @@ def test_what_is_frozen_of_an_object_has_a_file_of_its_own() -> None:
     assert not is_frozen_stem("model")
     assert object_of(frozen) == object_of("model") == "model"
     assert shared_files_of("model") == (file_name("model"), file_name(frozen))
+
+
+def test_the_names_tied_to_a_key_come_from_what_is_shared_and_from_every_rank() -> None:
+    shared = {"aliases": {"head": "embedding"}}
+    owns = [{"m": {"aliases": {"tail": "embedding", "b": "a"}}}, {"other": {}}]
+    assert tied_names(shared, "m", owns) == {"embedding": ["head", "tail"], "a": ["b"]}
 
 
 def test_a_part_manifest_is_named_after_its_rank() -> None:
