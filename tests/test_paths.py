@@ -25,6 +25,7 @@ ALLOWED = {
     "checkfreq.persist.peers": "/proc",
     "checkfreq.persist.pressure": "/proc and /sys",
     "checkfreq.faults": "paths that a test gives in the environment",
+    "checkfreq.ranks.neighbours": "/proc",
     "checkfreq.ranks.store_thread": "/proc",
     "checkfreq.cli.group": "/dev/null",
     "checkfreq.doctor.machine": "/dev/shm, /proc and /sys",

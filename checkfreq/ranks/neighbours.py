@@ -25,6 +25,7 @@ from checkfreq.ranks.merging import grouped, who
 from checkfreq.ranks.rank_sets import RankSet, members
 from checkfreq.restore.shared_reads import SharedReads
 from checkfreq.restore.shared_ring import SharedRing, slots_for
+from checkfreq.store.fileops import LocalFileOps
 from checkfreq.store.manifest import FileEntry
 from checkfreq.store.source import CheckpointSource
 from checkfreq.types import Json
@@ -185,9 +186,9 @@ def _works(action: Callable[[], object]) -> bool:
 
 def _common(path: str, read_bytes: int) -> Json:
     """The same for ranks that can share memory, and read the same directory in the same way."""
-    network, directory = os.stat(_NETWORK), os.stat(path)
-    boot = _BOOT_ID.read_text().strip()
-    return [boot, network.st_ino, os.geteuid(), directory.st_dev, directory.st_ino, read_bytes]
+    directory = LocalFileOps(Path(path)).identity(Path(path))
+    boot, network = _BOOT_ID.read_text().strip(), os.stat(_NETWORK).st_ino
+    return [boot, network, os.geteuid(), *directory, read_bytes]
 
 
 def _together(found: Sequence[tuple[Json, RankSet]]) -> Json:
