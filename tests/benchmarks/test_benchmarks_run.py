@@ -73,6 +73,17 @@ def test_meetings_print_a_line_per_number_of_ranks_and_arm(tmp_path: Path) -> No
     assert all(line["root_cpu_us"] > 0 and line["store_cpu_us"] > 0 for line in lines)
 
 
+def test_records_of_ranks_print_a_line_per_arm_and_use(tmp_path: Path) -> None:
+    lines = run_forked("ranks", "--records", "4", output=tmp_path / "stdout")
+    assert [(line["arm"], line["what"]) for line in lines] == [
+        (arm, what)
+        for arm in ("tree", "merged", "DCP")
+        for what in ("commit", "restore", "reshard")
+    ]
+    # The points that simulations are fitted to.
+    assert [line["what"] for line in lines if "seconds" in line] == ["commit", "restore"]
+
+
 @pytest.mark.dist
 def test_restores_of_a_node_print_a_line_for_reads_that_are_shared_and_those_that_are_not(
     tmp_path: Path,
