@@ -21,7 +21,7 @@ def test_it_prints_a_line_for_each_size_and_arm(capsys: Capture) -> None:
     head, *lines = printed.splitlines()
     assert head.split()[:5] == ["GPUS", "MTBF", "CHOSEN", "ITERATIONS", "INTERVAL"]
     assert [line.split()[0] for line in lines] == ["8"] * 7 + ["100000"] * 7
-    assert lines[7].split()[:7] == ["100000", "17.7", "min", "bound", "29", "29.0", "s"]
+    assert lines[7].split()[:7] == ["100000", "17.7", "min", "bound", "32", "32.0", "s"]
     assert "of the work done" in notes
     assert "*:" not in notes
 
