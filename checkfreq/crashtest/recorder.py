@@ -292,7 +292,8 @@ class Recorder:
         return self._walks_s < most_s
 
     def _files(self) -> dict[str, dict[str, str]]:
-        if not self._plan.files:
+        # Of several ranks the first one saves, as a rule: another may end before its last save.
+        if not self._plan.files or self._rank:
             return {}
         folder = Path(self._plan.files)
         paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
