@@ -20,11 +20,11 @@ from checkfreq.state.composed import part_name
 from checkfreq.state.gradients import Gradients, capture_gradients
 from checkfreq.state.parts import part_of
 from checkfreq.store.gc_pause import gc_paused
+from checkfreq.store.manifest import POSITIONS as POSITIONS
 from checkfreq.types import Json, Role
 
 #: Keys of ``objects`` that are not tracked names.
 RNG = "rng"
-POSITIONS = "$positions"
 GRADIENTS = "$gradients"
 
 _ALONE = Role()

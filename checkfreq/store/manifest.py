@@ -57,6 +57,8 @@ _NEWEST_WHOLE = 3
 MANIFEST_NAME = "manifest.json"
 #: Ends the name of a file with those tensors of an object that are not expected to change.
 FROZEN_ENDING = ".frozen.safetensors"
+#: The name of the iterators' positions, which are no tracked object.
+POSITIONS = "$positions"
 
 #: Allowance for everything but tensors. A list of a million numbers takes a third of it.
 STATE_BYTES = 64 << 20
@@ -294,7 +296,7 @@ def _has_odd_state(objects: Json) -> bool:
     return any(
         isinstance(json, dict) and ("composed" in json or json.get("kind") == "list")
         for name, json in objects.items()
-        if name != "$positions"
+        if name != POSITIONS
     )
 
 

@@ -29,12 +29,17 @@ from checkfreq.store.checks import (
     tuple_of,
 )
 from checkfreq.store.cuts import Cut, cuts_of
-from checkfreq.store.manifest import Manifest, json_text, seal_of, sealed, sealed_version
+from checkfreq.store.manifest import (
+    POSITIONS,
+    Manifest,
+    json_text,
+    seal_of,
+    sealed,
+    sealed_version,
+)
 from checkfreq.store.parts import declared_shards, shard_entry
 from checkfreq.store.tiling import Shard, measure
 from checkfreq.types import Json
-
-POSITIONS = "$positions"
 
 _OUTLINE = b'"outline": '
 _RECORD = b',\n"record":\n'

@@ -34,6 +34,7 @@ from checkfreq.store.cuts import CutIndex
 from checkfreq.store.gc_pause import gc_paused
 from checkfreq.store.manifest import (
     DIGEST,
+    POSITIONS,
     Manifest,
     fields_text,
     json_lines,
@@ -42,7 +43,7 @@ from checkfreq.store.manifest import (
     sealed,
     sealed_version,
 )
-from checkfreq.store.outline import POSITIONS, Outline, RankRecord, names_of
+from checkfreq.store.outline import Outline, RankRecord, names_of
 from checkfreq.store.parts import (
     check_names,
     listed_tensors,
