@@ -48,6 +48,7 @@ from checkfreq.store.joint import JointStore
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry
 from checkfreq.store.outline import encode_part
 from checkfreq.store.parts import file_of, part_name
+from checkfreq.store.store import Pending
 from checkfreq.types import Json, Role
 from iterators.order.position import Identity, Layout, Position
 
@@ -80,10 +81,10 @@ def _measure_ours(folder: Path, world: int, *, is_tree: bool) -> None:
     leader = _part(0, world)
     for rank in range(world):
         part = leader if rank == 0 else _part(rank, world)
-        _make_payloads(pending.path, part)
+        _make_payloads(pending, part)
         if rank:
             data = encode_part(part) if is_tree else part.encode()
-            store.ops.write_file(pending.path / part_name(rank), data)
+            store.ops.write_file(pending.make_way(part_name(rank)), data)
     arm = "tree" if is_tree else "merged"
 
     def commit() -> None:
@@ -158,9 +159,9 @@ def _position(rank: int, world: int) -> Json:
     return Position(identity, 3, 1000 * world, _STEP, layout=layout, ranks=(rank,)).to_dict()
 
 
-def _make_payloads(folder: Path, part: Manifest) -> None:
+def _make_payloads(pending: Pending, part: Manifest) -> None:
     for file in part.files:
-        path = folder / file.name
+        path = pending.make_way(file.name)
         path.touch()
         os.truncate(path, file.num_bytes)
 

@@ -43,7 +43,10 @@ DTYPES = {
 }
 _STEP = re.compile(r"step-([0-9]{8,18})")
 _FRAME = re.compile(rb'\{"format_version": ([0-9]{1,9}), "digest": "([0-9a-f]{16})",\n')
+_OF_A_RANK = re.compile(r"(?:.*\.rank-|part-)([0-9]{5,9})\.[a-z]+")
 _NEWEST_FORMAT = 4
+#: Many ranks' files lie in folders of so many ranks.
+RANKS_A_FOLDER = 64
 
 
 class Layout(NamedTuple):
@@ -113,7 +116,7 @@ class Checkpoint:
         files: list[Any] = []
         ranks: dict[str, Any] = {}
         for rank, _, digest, _ in sorted(root["parts"], key=lambda row: row[0] != root["leader"]):
-            path = self.folder / f"part-{rank:05d}.json"
+            path = _located(self.folder, f"part-{rank:05d}.json")
             part = _record(path.read_bytes(), f"{self._place}/{path.name}")
             if part["digest"] != digest:
                 raise ValueError(f"{path}: expected digest {digest}, found {part['digest']}")
@@ -254,7 +257,7 @@ class Checkpoint:
 
     def _bytes(self, file: dict[str, Any], start: int, count: int) -> bytes | bytearray:
         """Bytes of a payload file."""
-        path = self.folder / file["name"]
+        path = _located(self.folder, file["name"])
         if Path(file["name"]).name != file["name"] or path.is_symlink():
             raise ValueError(f"{path}: expected a regular file in the folder")
         if path.stat().st_size != file["num_bytes"]:
@@ -265,6 +268,18 @@ class Checkpoint:
             stream.seek(start)
             data: bytes = stream.read(count)
             return data
+
+
+def _located(folder: Path, name: str) -> Path:
+    """Where a file of a checkpoint is."""
+    match = _OF_A_RANK.fullmatch(name)
+    first = int(match[1]) // RANKS_A_FOLDER * RANKS_A_FOLDER if match else 0
+    if not first or (folder / name).exists():
+        return folder / name
+    inner = folder / f"ranks-{first:05d}"
+    if inner.is_symlink():
+        raise ValueError(f"{inner}: expected a folder, found a symbolic link")
+    return inner / name
 
 
 def _layout(held: list[_Part]) -> Layout:

@@ -199,7 +199,7 @@ class Uploader:
 
     def _send(self, work: _Work, name: str, file: ReadFile, run: Run) -> Blob:
         """Read, check and send one piece, unless it is there (on a thread of the pool)."""
-        path = f"{self._store.path(work.step)}/{name}"
+        path = self._store.where(work.step, name)
         if run.num_bytes > HELD_BYTES:
             return self._send_long(work, path, file, run)
         data = _read(file, run.offset, run.num_bytes, path)  # of its own: the client may keep it

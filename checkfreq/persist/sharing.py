@@ -77,7 +77,7 @@ class Sharing:
         linked = {
             name: entry
             for name, entry in entries.items()
-            if pending.link_payload(self._store.path(self._known[name].step) / name, entry)
+            if pending.link_payload(self._store.locate(self._known[name].step, name), entry)
         }
         if entries:
             self._is_refused = not linked

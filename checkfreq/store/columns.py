@@ -21,7 +21,7 @@ _EACH, _SAME = "$each", "$same"
 
 def pack(values: Sequence[Json]) -> list[Json]:
     """The tables of the values."""
-    by_form: dict[str, list[int]] = {}
+    by_form: dict[object, list[int]] = {}
     for number, value in enumerate(values):
         by_form.setdefault(_form_of(value), []).append(number)
     return [
@@ -54,12 +54,13 @@ def _is_whole(value: Json) -> bool:
     return not isinstance(value, list)
 
 
-def _form_of(value: Json) -> str:
+def _form_of(value: Json) -> object:
+    """Equal for values of the same form."""
     if _is_whole(value):
-        return "$" if isinstance(value, dict) else "."
+        return isinstance(value, dict)
     if isinstance(value, list):
-        return f"[{''.join(map(_form_of, value))}]"
-    return "{" + "".join(f"{json.dumps(key)}{_form_of(one)}" for key, one in value.items()) + "}"
+        return (None, *map(_form_of, value))
+    return (tuple(value), *map(_form_of, value.values()))
 
 
 def _joined(values: Sequence[Json]) -> Json:

@@ -129,6 +129,9 @@ class FileOps(Protocol):
     def scan(self, path: Path) -> Mapping[str, Kind]:
         """Names in a directory, sorted, and the kind of each."""
 
+    def sizes(self, path: Path) -> Mapping[str, int]:
+        """Names of the regular files in a directory, and the length of each in bytes."""
+
     def kind(self, path: Path) -> Kind | None:
         """The kind of the entry, a link not followed; None if there is none."""
 
@@ -269,6 +272,19 @@ class LocalFileOps:
             os.scandir(folder) as found,
         ):
             return {entry.name: _kind_of(entry) for entry in sorted(found, key=_name_of)}
+
+    def sizes(self, path: Path) -> Mapping[str, int]:
+        sizes = {}
+        with (
+            self._folder(path, os.O_RDONLY) as folder,
+            _naming(path),
+            os.scandir(folder) as found,
+        ):
+            for entry in found:
+                with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+                    if entry.is_file(follow_symlinks=False):
+                        sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
+        return sizes
 
     def kind(self, path: Path) -> Kind | None:
         try:

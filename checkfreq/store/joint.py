@@ -3,7 +3,8 @@
 They write into one directory, named after the attempt that they agreed on::
 
     .tmp-<step>-<attempt>/  payloads of every rank, part-<rank>.json of every rank but the leader
-                            (or failed-<rank>.txt, which says why there is none)
+                            (or failed-<rank>.txt, which says why there is none); from the 64th
+                            rank on in folders, where the records make a tree (see `places`)
 
 A part manifest is written last and appears by a rename, so a part that is visible is complete.
 The leader waits for all parts, merges them into the manifest, and commits as a single rank does.
@@ -21,7 +22,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +38,6 @@ from checkfreq.store.parts import (
     failure_name,
     merge,
     part_name,
-    rank_of,
     unreadable,
 )
 from checkfreq.store.store import CheckpointStore, Pending, pending_of
@@ -85,7 +85,7 @@ class JointStore(CheckpointStore):
 
         Members may still be writing there and create it again, so `lead` removes it once more.
         """
-        self.abort(Pending(step, attempt, self._pending_path(step, attempt), self.ops))
+        self.abort(self._shared(step, attempt))
 
     def abort(self, pending: Pending) -> None:
         """See CheckpointStore."""
@@ -123,8 +123,8 @@ class JointStore(CheckpointStore):
         """
         faults.reach("parts.wait")
         start_s, pause_s = clock(), _FIRST_PAUSE_S
-        while missing := self._missing(pending, ranks):
-            self._require_no_failure(pending, missing)
+        missing = sorted(ranks)
+        while missing := self._missing(pending, missing):
             limit_s = min(timeout_s, orphaned_timeout_s) if is_orphaned() else timeout_s
             left_s = start_s + limit_s - clock()
             if left_s <= 0:
@@ -137,7 +137,7 @@ class JointStore(CheckpointStore):
                 )
             sleep(min(pause_s, left_s))
             if pause_s == _LONGEST_PAUSE_S:
-                self._look_afresh(pending.path)
+                self._look_afresh(pending, missing)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def merge_parts(
@@ -150,7 +150,8 @@ class JointStore(CheckpointStore):
         if self._is_tree:
             return self._grow(pending, own, ranks)
         faults.reach("parts.merge")
-        return merge(own, [self._part(pending, own, rank) for rank in ranks])
+        sizes = pending.sizes(ranks)
+        return merge(own, [self._part(pending, own, rank, sizes) for rank in ranks])
 
     def _grow(self, pending: Pending, own: Manifest, ranks: Collection[int]) -> Tree:
         """The tree of all ranks' records. The leader's own is written now.
@@ -160,11 +161,12 @@ class JointStore(CheckpointStore):
         (leader,) = own.ranks
         everyone = sorted({leader, *ranks})
         with contextlib.suppress(FileNotFoundError):
-            self.ops.unlink(pending.path / part_name(leader))
+            self.ops.unlink(pending.path_of(part_name(leader)))
         self.write_part(pending, replace(own, objects={}))
         faults.reach("parts.merge")
         with gc_paused():
-            records = [self._rank_record(pending, own, rank) for rank in everyone]
+            sizes = pending.sizes(everyone)
+            records = [self._rank_record(pending, own, rank, sizes) for rank in everyone]
         is_whole = len(everyone) == own.world
         if not (is_whole and tile(own, [record.outline for record in records])):
             # Slower, and exact: it says which tensor of which rank, and whether anything is wrong.
@@ -172,19 +174,20 @@ class JointStore(CheckpointStore):
             merge(own, [*parts])
         return Tree.of(own, records)
 
-    def _rank_record(self, pending: Pending, own: Manifest, rank: int) -> RankRecord:
-        path = pending.path / part_name(rank)
+    def _rank_record(
+        self, pending: Pending, own: Manifest, rank: int, sizes: Mapping[str, int]
+    ) -> RankRecord:
+        path = pending.path_of(part_name(rank))
         try:
             record = RankRecord.read(self._read_record(path), path=path)
         except CheckFreqError as error:
             raise unreadable(own, rank, error) from error
         check_outline(record.outline, of=own, rank=rank)
-        sizes = {name: self._size_of(pending.path / name) for name in record.outline.files}
         check_sizes(own, record.outline.files, sizes, rank=rank)
         return record
 
     def _decoded(self, pending: Pending, rank: int) -> Manifest:
-        path = pending.path / part_name(rank)
+        path = pending.path_of(part_name(rank))
         return decode_part(self._read_record(path), path=path)
 
     # For the other ranks, which hold no lock.
@@ -204,7 +207,7 @@ class JointStore(CheckpointStore):
         """
         self._check_payloads(pending, part)
         (rank,) = part.ranks
-        path = pending.path / part_name(rank)
+        path = pending.make_way(part_name(rank))
         hidden = _hidden(path)
         faults.reach("parts.write_manifest")
         self.ops.write_file(hidden, self._encoded(part))
@@ -215,7 +218,7 @@ class JointStore(CheckpointStore):
         # leader may be committing these files, and they must not be removed.
         pending.disown_created()
         self.ops.rename(hidden, path)
-        self._sync_pending(pending.path)
+        self._sync_pending(pending, rank)
 
     def tell_failure(self, step: int, *, attempt: str, rank: int, why: str) -> None:
         """Tell the leader that there will be no part, so that it gives up without a timeout.
@@ -224,7 +227,7 @@ class JointStore(CheckpointStore):
         """
         if self._has_part(step, attempt, rank):
             return
-        path = self._enter(step, attempt).path / failure_name(rank)
+        path = self._enter(step, attempt).make_way(failure_name(rank))
         hidden = _hidden(path)
         with contextlib.suppress(OSError):  # a full disk may still take an empty file
             self.ops.write_file(hidden, why.encode(errors="replace")[:_FAILURE_MAX_BYTES])
@@ -235,7 +238,7 @@ class JointStore(CheckpointStore):
         """Remove a rank's files of a part that it cannot finish, and nothing else."""
         pending.remove_created()
         with contextlib.suppress(FileNotFoundError):
-            self.ops.unlink(_hidden(pending.path / part_name(rank)))
+            self.ops.unlink(_hidden(pending.path_of(part_name(rank))))
 
     # Inside.
 
@@ -243,10 +246,13 @@ class JointStore(CheckpointStore):
         return encode_part(part, is_split=self._is_split) if self._is_tree else part.encode()
 
     def _enter(self, step: int, attempt: str) -> Pending:
-        path = self._pending_path(step, attempt)
         with contextlib.suppress(FileExistsError):
-            self.ops.mkdir(path)
-        return Pending(step, attempt, path, self.ops, is_shared=True)
+            self.ops.mkdir(self._pending_path(step, attempt))
+        return self._shared(step, attempt)
+
+    def _shared(self, step: int, attempt: str) -> Pending:
+        path = self._pending_path(step, attempt)
+        return Pending(step, attempt, path, self.ops, is_shared=True, has_folders=self._is_tree)
 
     def _remove_leftovers(self, step: int, attempt: str) -> None:
         """Remove directories of earlier attempts; the leader works on one attempt at a time.
@@ -262,19 +268,30 @@ class JointStore(CheckpointStore):
             if other[0] < step or other in self._ended:
                 self._try_to_remove(name, until="the next checkpoint")
 
-    def _look_afresh(self, directory: Path) -> None:
-        """Change the directory, so that a network file system does not list it from its cache."""
-        with contextlib.suppress(OSError):  # then the listing stays as stale as it may be
-            self.ops.write_file(directory / _LOOK, b"")
-            self.ops.unlink(directory / _LOOK)
+    def _look_afresh(self, pending: Pending, ranks: Collection[int]) -> None:
+        """Change the folders, so that a network file system does not list them from its cache."""
+        for folder in self._folders_of(pending, ranks):
+            with contextlib.suppress(OSError):  # then the listing stays as stale as it may be
+                self.ops.write_file(folder / _LOOK, b"")
+                self.ops.unlink(folder / _LOOK)
+
+    def _folders_of(self, pending: Pending, ranks: Collection[int]) -> list[Path]:
+        return [pending.path / folder for folder in sorted({*map(pending.folder_of, ranks)})]
 
     def _missing(self, pending: Pending, ranks: Collection[int]) -> list[int]:
-        there = {rank_of(name) for name in self.ops.listdir(pending.path)} if ranks else set()
-        return sorted(set(ranks) - there)
+        """Those of the ranks that have written no part; PersistError if one failed to."""
+        there: set[str] = set()
+        for folder in self._folders_of(pending, ranks):
+            try:
+                there.update(self.ops.listdir(folder))
+            except FileNotFoundError:  # none of its ranks has begun, unless all of it is gone
+                if not self.ops.exists(pending.path):
+                    raise
+        missing = [rank for rank in ranks if part_name(rank) not in there]
+        self._require_no_failure(pending, [rank for rank in missing if failure_name(rank) in there])
+        return missing
 
-    def _require_no_failure(self, pending: Pending, missing: Collection[int]) -> None:
-        there = set(self.ops.listdir(pending.path))
-        failed = [rank for rank in missing if failure_name(rank) in there]
+    def _require_no_failure(self, pending: Pending, failed: Collection[int]) -> None:
         if failed:
             texts = (self._failure(pending, rank) for rank in failed)
             why = "; ".join(
@@ -286,22 +303,17 @@ class JointStore(CheckpointStore):
             )
 
     def _failure(self, pending: Pending, rank: int) -> str:
-        path = pending.path / failure_name(rank)
+        path = pending.path_of(failure_name(rank))
         return self.ops.read_bytes(path, max_bytes=_FAILURE_MAX_BYTES).decode(errors="replace")
 
-    def _part(self, pending: Pending, own: Manifest, rank: int) -> Manifest:
+    def _part(
+        self, pending: Pending, own: Manifest, rank: int, sizes: Mapping[str, int]
+    ) -> Manifest:
         path = pending.path / part_name(rank)
         part = decode_merged(self._read_record(path), path=path, of=own, rank=rank)
         expected = {file.name: file.num_bytes for file in part.files}
-        sizes = {name: self._size_of(pending.path / name) for name in expected}
         check_sizes(part, expected, sizes, rank=rank)
         return part
-
-    def _size_of(self, path: Path) -> int | None:
-        try:
-            return self.ops.file_size(path)
-        except FileNotFoundError:
-            return None
 
     def _has_part(self, step: int, attempt: str, rank: int) -> bool:
         """Whether a rank's part was written, in whichever of three places it is now.
@@ -309,11 +321,11 @@ class JointStore(CheckpointStore):
         In the order in which a part moves (its own file, the merged record, the committed step),
         so that it is not missed if the leader moves it in between.
         """
-        path = self._pending_path(step, attempt)
-        if self.ops.exists(path / part_name(rank)):
-            self._sync_pending(path)  # the worker that wrote it may have died before its sync
+        pending = self._shared(step, attempt)
+        if self.ops.exists(pending.path_of(part_name(rank))):
+            self._sync_pending(pending, rank)  # the worker that wrote it may have died before that
             return True
-        record = self._record_in(path)
+        record = self._record_in(pending.path)
         if isinstance(record, Manifest) and rank in record.ranks:
             return True
         return self.is_committed(step, attempt=attempt)
@@ -325,17 +337,19 @@ class JointStore(CheckpointStore):
         except (CheckFreqError, FileNotFoundError):
             return None
 
-    def _sync_pending(self, path: Path) -> None:
+    def _sync_pending(self, pending: Pending, rank: int) -> None:
         """Sync so that a worker that takes over finds the part after a power cut.
 
-        A failure is no error: the leader syncs the directory before it commits.
+        A failure is no error: the leader syncs all folders before it commits.
         """
         try:
-            self.ops.sync_dir(path)
+            if folder := pending.folder_of(rank):
+                self.ops.sync_dir(pending.path / folder)
+            self.ops.sync_dir(pending.path)
         except FileNotFoundError:  # the leader committed or removed it
             pass
         except OSError as error:
-            logger.warning("%s could not be synced by a member: %s", path, error)
+            logger.warning("%s could not be synced by a member: %s", pending.path, error)
 
 
 def _hidden(path: Path) -> Path:

@@ -24,7 +24,6 @@ from checkfreq.store.cover import Placed, Shape, fault_of
 from checkfreq.store.manifest import FROZEN_ENDING, Manifest, TensorEntry
 from checkfreq.types import Json
 
-_PART = re.compile(r"part-([0-9]{5,9})\.json")
 _FROZEN = FROZEN_ENDING.removesuffix(".safetensors")
 _STEM_OF_A_RANK = re.compile(r"\.rank-[0-9]{5,9}\Z")
 
@@ -32,14 +31,6 @@ _STEM_OF_A_RANK = re.compile(r"\.rank-[0-9]{5,9}\Z")
 def part_name(rank: int) -> str:
     """File name of a rank's part manifest."""
     return f"part-{rank:05d}.json"
-
-
-def rank_of(name: str) -> int | None:
-    """The rank whose part manifest has this name; None for other files."""
-    match = _PART.fullmatch(name)
-    if match is None or name != part_name(int(match[1])):
-        return None
-    return int(match[1])
 
 
 def failure_name(rank: int) -> str:
@@ -131,11 +122,11 @@ def require_same(of: Manifest, rank: int, what: str, expected: object, found: ob
 
 
 def check_sizes(
-    of: Manifest, files: Mapping[str, int], sizes: Mapping[str, int | None], *, rank: int
+    of: Manifest, files: Mapping[str, int], sizes: Mapping[str, int], *, rank: int
 ) -> None:
-    """PersistError unless each of a rank's files has the size it says (None: it is missing)."""
+    """PersistError unless each of a rank's files is in ``sizes`` with the size it says."""
     for name, num_bytes in files.items():
-        found = sizes[name]
+        found = sizes.get(name)
         if found != num_bytes:
             got = "no such file" if found is None else f"{found} bytes"
             raise _refusal(of, f"rank {rank}'s {name}: expected {num_bytes} bytes, found {got}")

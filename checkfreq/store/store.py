@@ -53,6 +53,7 @@ from checkfreq.store.manifest import (
 )
 from checkfreq.store.marks import MARKS_MAX_BYTES, StepMark, line_of, mark_line, read_marks
 from checkfreq.store.parts import part_name
+from checkfreq.store.places import folder_of, is_folder, place_of
 from checkfreq.store.source import CheckpointSource, Rejected, newest_valid
 from checkfreq.store.tree import Tree
 from checkfreq.store.verify import SizedFile, expect_size, header_bytes
@@ -80,6 +81,7 @@ class Pending:
     """A checkpoint being written, in a directory that readers ignore.
 
     ``is_shared``: other ranks write into it too, and a killed worker may have left files in it.
+    ``has_folders``: files of ranks lie where `places` says.
     """
 
     step: int
@@ -87,18 +89,46 @@ class Pending:
     path: Path
     _ops: FileOps
     is_shared: bool = False
+    has_folders: bool = False
     _open: list[PayloadFile] = field(default_factory=list)
     _created: list[Path] = field(default_factory=list)
 
     def create_payload(self, name: str, num_bytes: int) -> PayloadFile:
         """Create a payload file of about ``num_bytes``. OSError when the disk is full."""
-        path = self.path / name
+        path = self.make_way(name)
         if self.is_shared and self._ops.exists(path):
             self._ops.unlink(path)
         file = self._ops.create_payload(path, num_bytes=num_bytes)
         self._open.append(file)
         self._created.append(path)
         return file
+
+    def path_of(self, name: str) -> Path:
+        """Where a file of the checkpoint is, or will be."""
+        return self.path / (place_of(name) if self.has_folders else name)
+
+    def sizes(self, ranks: Iterable[int]) -> Mapping[str, int]:
+        """Lengths in bytes of the files of these ranks, and of those of no rank, by name.
+
+        From one listing of each folder. A folder that is missing has none.
+        """
+        found: dict[str, int] = {}
+        for folder in sorted({"", *map(self.folder_of, ranks)}):
+            with contextlib.suppress(FileNotFoundError):
+                found |= self._ops.sizes(self.path / folder)
+        return found
+
+    def folder_of(self, rank: int) -> str:
+        """The folder of a rank's files; empty for the checkpoint's directory."""
+        return folder_of(rank) if self.has_folders else ""
+
+    def make_way(self, name: str) -> Path:
+        """`path_of` a file that is about to be written: its folder is made."""
+        path = self.path_of(name)
+        if path.parent != self.path:
+            with contextlib.suppress(FileExistsError):
+                self._ops.mkdir(path.parent)
+        return path
 
     def link_payload(self, source: Path, entry: FileEntry) -> bool:
         """Have ``source``, a payload of a committed step, under the name in ``entry`` as well.
@@ -107,7 +137,7 @@ class Pending:
         any payload. False where it is not to be had so: it is gone, or not as large as its entry
         says, or the file system refuses (EMLINK, EPERM, EXDEV): then it has to be written.
         """
-        path = self.path / entry.name
+        path = self.make_way(entry.name)
         try:
             faults.reach("commit.link")
             self._ops.link(source, path)
@@ -316,7 +346,7 @@ class CheckpointStore(CheckpointSource):
 
     def where(self, step: int, file: str = "") -> str:
         """See CheckpointSource."""
-        return str(self.path(step) / file)
+        return str(self.locate(step, file) if file else self.path(step))
 
     def holds(self, step: int) -> bool:
         """See CheckpointSource."""
@@ -325,6 +355,12 @@ class CheckpointStore(CheckpointSource):
     def path(self, step: int) -> Path:
         """Where the checkpoint of ``step`` is, or would be."""
         return self.root / f"step-{step:08d}"
+
+    def locate(self, step: int, file: str) -> Path:
+        """Where a file of a step is, or would be."""
+        place, folder = place_of(file), self.path(step)
+        is_beside = place != file and self.ops.exists(folder / file)  # of ranks that have no tree
+        return folder / (file if is_beside else place)
 
     def steps(self) -> list[int]:
         """Committed steps, ascending; empty if the directory does not exist."""
@@ -368,19 +404,19 @@ class CheckpointStore(CheckpointSource):
 
     def rank_record(self, step: int, rank: int) -> bytes:
         """See CheckpointSource."""
-        path = self.path(step) / part_name(rank)
+        path = self.locate(step, part_name(rank))
         return self._of_committed(step, path, partial(self._read_record, path))
 
     def check_sizes(self, step: int, files: Iterable[SizedFile]) -> None:
         """CorruptCheckpointError for a file that is missing or differs in size from its entry."""
         for entry in files:
-            path = self.path(step) / entry.name
+            path = self.locate(step, entry.name)
             size = self._of_committed(step, path, partial(self.ops.file_size, path))
             expect_size(str(path), entry, size)
 
     def open_payload(self, step: int, entry: FileEntry) -> ReadFile:
         """Open a payload file of a step; CorruptCheckpointError if missing or of the wrong size."""
-        path = self.path(step) / entry.name
+        path = self.locate(step, entry.name)
         file = self._of_committed(step, path, lambda: self.ops.open_for_read(path))
         try:
             expect_size(str(path), entry, file.size)
@@ -420,8 +456,11 @@ class CheckpointStore(CheckpointSource):
         wrong = []
         if (manifest.step, manifest.attempt) != (pending.step, pending.attempt):
             wrong.append(f"the manifest is of step {manifest.step}, attempt {manifest.attempt}")
+        sizes = pending.sizes(manifest.leaves) if isinstance(manifest, Tree) else {}
         for entry in manifest.files:
-            size = self.ops.file_size(pending.path / entry.name)
+            size = sizes.get(entry.name)
+            if size is None:
+                size = self.ops.file_size(pending.path_of(entry.name))
             if size != entry.num_bytes:
                 wrong.append(f"{entry.name} has {size} bytes, its entry says {entry.num_bytes}")
         if wrong:
@@ -450,10 +489,16 @@ class CheckpointStore(CheckpointSource):
         self.ops.write_file(path, data)
         faults.reach("commit.sync_manifest")
         self.ops.sync_file(path)
+        folders = [
+            directory / name
+            for name, kind in self.ops.scan(directory).items()
+            if kind is Kind.DIRECTORY and is_folder(name)
+        ]
         if isinstance(manifest, Tree) or manifest.ranks:
-            self._remove_parts(directory, manifest)
+            self._remove_parts((*folders, directory), manifest)
         faults.reach("commit.sync_temp_dir")
-        self.ops.sync_dir(directory)
+        for folder in (*folders, directory):
+            self.ops.sync_dir(folder)
 
     def _require_readable(self, manifest: Manifest | Tree, num_bytes: int, directory: Path) -> None:
         if num_bytes > STATE_BYTES and num_bytes > (most := self._most_record_bytes(directory)):
@@ -464,16 +509,18 @@ class CheckpointStore(CheckpointSource):
             )
             raise PersistError(text, step=manifest.step, phase="commit")
 
-    def _remove_parts(self, directory: Path, manifest: Manifest | Tree) -> None:
+    def _remove_parts(self, folders: Iterable[Path], manifest: Manifest | Tree) -> None:
         """Remove the merged parts, and what killed workers left beside them.
 
         After the manifest is written, so that a worker that takes over finds either all parts or
         the complete record. A `Tree` keeps its parts, and which payloads they name is not known.
         """
         held = {MANIFEST_NAME, *(file.name for file in manifest.files)}
-        for name in self.ops.listdir(directory):
-            if name not in held and not (isinstance(manifest, Tree) and name.endswith(_PAYLOAD)):
-                self.ops.unlink(directory / name)
+        for folder in folders:
+            for name in self.ops.listdir(folder):
+                is_payload = isinstance(manifest, Tree) and name.endswith(_PAYLOAD)
+                if not (name in held or is_payload or is_folder(name)):
+                    self.ops.unlink(folder / name)
 
     def _enter_set(self, pending: Pending, superseded: Sequence[int]) -> None:
         faults.reach("commit.supersede")
@@ -528,14 +575,19 @@ class CheckpointStore(CheckpointSource):
     def _copy_aside(self, step: int, target: Path) -> None:
         """`_set_aside` where directories cannot be renamed: copy, sync, then remove."""
         copy = self._free_name(self.root / f".trash-copy-{step}")
-        self.ops.mkdir(copy)
-        for name, kind in self.ops.scan(self.path(step)).items():
-            if kind is Kind.FILE:  # a checkpoint contains nothing else
-                self._copy_file(self.path(step) / name, copy / name)
-        self.ops.sync_dir(copy)
+        self._copy_folder(self.path(step), copy)
         self.ops.rename(copy, target)
         self._sync_moves(target.parent.name)
         self._entomb(step)
+
+    def _copy_folder(self, source: Path, target: Path) -> None:
+        self.ops.mkdir(target)
+        for name, kind in self.ops.scan(source).items():
+            if kind is Kind.FILE:
+                self._copy_file(source / name, target / name)
+            elif kind is Kind.DIRECTORY and is_folder(name):  # there is nothing else
+                self._copy_folder(source / name, target / name)
+        self.ops.sync_dir(target)
 
     def _copy_file(self, source: Path, target: Path) -> None:
         with (
@@ -697,8 +749,13 @@ class CheckpointStore(CheckpointSource):
         The bound is cheap for a record below the fixed allowance; only above it are the headers
         of the payloads read.
         """
-        num_bytes, most = self.ops.file_size(path), STATE_BYTES
-        if num_bytes > STATE_BYTES and num_bytes > (most := self._most_record_bytes(path.parent)):
+        try:
+            return self.ops.read_bytes(path, max_bytes=STATE_BYTES)
+        except StorageError as error:
+            if error.errno != errno.EFBIG:
+                raise
+        num_bytes, most = self.ops.file_size(path), self._most_record_bytes(path.parent)
+        if num_bytes > most:
             raise CorruptCheckpointError(
                 str(path), check="size in bytes", expected=f"at most {most}", got=num_bytes
             )

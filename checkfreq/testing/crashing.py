@@ -161,6 +161,10 @@ class CrashingFileOps:
         entries = self._dir(path).entries
         return {name: _KINDS[type(entries[name])] for name in sorted(entries)}
 
+    def sizes(self, path: Path) -> Mapping[str, int]:
+        entries = self._dir(path).entries
+        return {name: len(node.data) for name, node in entries.items() if isinstance(node, _File)}
+
     def kind(self, path: Path) -> Kind | None:
         node = self._find(path)
         return None if node is None else _KINDS[type(node)]

@@ -1,0 +1,268 @@
+"""Folders for the files of many ranks: who writes where, and readers that find it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from checkfreq.errors import CorruptCheckpointError, PersistError
+from checkfreq.formats import numpy_reader
+from checkfreq.formats.numpy_reader import open_checkpoint
+from checkfreq.store import places
+from checkfreq.store.fileops import Kind
+from checkfreq.store.joint import JointStore
+from checkfreq.store.places import RANKS_A_FOLDER, folder_of, is_folder, place_of
+from checkfreq.testing import CrashingFileOps
+from tests.store.ranks import (
+    commit_jointly,
+    image_of,
+    leader_begins,
+    leader_commits,
+    member_begins,
+    shares,
+    write_part,
+)
+
+ROOT = Path("/chk")
+#: Ranks in a folder, in most tests here; with so many there are three beside the checkpoint's own.
+FEW, WORLD = 4, 14
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(places, "RANKS_A_FOLDER", FEW)
+    monkeypatch.setattr(numpy_reader, "RANKS_A_FOLDER", FEW)
+
+
+@pytest.fixture
+def disk() -> CrashingFileOps:
+    return CrashingFileOps()
+
+
+@pytest.fixture
+def store(disk: CrashingFileOps, few: None) -> JointStore:
+    store = JointStore(ROOT, ops=disk, is_tree=True)
+    store.open()
+    return store
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path, few: None) -> JointStore:
+    store = JointStore(tmp_path / "chk", is_tree=True)
+    store.open()
+    commit_jointly(store, 5, world=WORLD)
+    return store
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("model.safetensors", "model.safetensors"),
+        ("manifest.json", "manifest.json"),
+        ("model.rank-00063.safetensors", "model.rank-00063.safetensors"),
+        ("model.rank-00064.safetensors", "ranks-00064/model.rank-00064.safetensors"),
+        ("a.rank-00001.rank-00130.safetensors", "ranks-00128/a.rank-00001.rank-00130.safetensors"),
+        ("part-04095.json", "ranks-04032/part-04095.json"),
+        ("failed-100000.txt", "ranks-99968/failed-100000.txt"),
+        ("part-1.json", "part-1.json"),
+        ("model.rank-00064", "model.rank-00064"),
+    ],
+)
+def test_a_file_lies_with_those_of_its_rank(name: str, place: str) -> None:
+    assert place_of(name) == place
+    assert is_folder(folder) if (folder := place.rpartition("/")[0]) else place == name
+
+
+def test_the_reader_that_stands_alone_agrees() -> None:
+    assert numpy_reader.RANKS_A_FOLDER == RANKS_A_FOLDER
+
+
+def test_a_name_like_a_folders_is_none() -> None:
+    assert is_folder(folder_of(64))
+    assert not any(map(is_folder, ("ranks-64", "ranks-00064.safetensors", "ranks", "")))
+
+
+def check_whole(store: JointStore) -> None:
+    """Each folder of the step has what its ranks wrote, and nothing else."""
+    root = store.verify(5)
+    expected: dict[str, set[str]] = {"": {"manifest.json", "m.safetensors"}}
+    for share in shares(5, world=WORLD):
+        names = expected.setdefault(folder_of(share.rank), set())
+        names |= {f"part-{share.rank:05d}.json", *share.files}
+        for name, tensors in share.files.items():
+            path = store.path(5) / place_of(name)
+            assert store.ops.read_bytes(path) == image_of(name, tensors)[0]
+    assert len(root.files) == WORLD
+    assert len(expected) == 4
+    kinds = store.ops.scan(store.path(5))
+    assert {"", *(name for name, kind in kinds.items() if kind is Kind.DIRECTORY)} == {*expected}
+    for folder, names in expected.items():
+        there = store.ops.scan(store.path(5) / folder)
+        assert {name for name, kind in there.items() if kind is Kind.FILE} == names
+
+
+def test_the_files_of_many_ranks_lie_in_folders(store: JointStore) -> None:
+    commit_jointly(store, 5, world=WORLD)
+    check_whole(store)
+    assert list(store.manifest(5).ranks) == [*range(WORLD)]
+
+
+def test_they_do_so_in_a_real_directory(on_disk: JointStore) -> None:
+    check_whole(on_disk)
+    weight = open_checkpoint(on_disk.root).tensor("m", "weight")
+    assert weight.tolist() == [[5, rank, 5, rank] for rank in range(WORLD)]
+
+
+def test_files_that_were_moved_out_of_their_folders_are_found(on_disk: JointStore) -> None:
+    for folder in on_disk.path(5).glob("ranks-*"):
+        for path in folder.iterdir():
+            path.rename(on_disk.path(5) / path.name)
+        folder.rmdir()
+    on_disk.verify(5)
+    open_checkpoint(on_disk.root).verify()
+
+
+def test_a_merged_record_of_many_ranks_has_its_files_beside_it(tmp_path: Path, few: None) -> None:
+    store = JointStore(tmp_path)
+    commit_jointly(store, 5, world=WORLD)
+    assert not [path for path in store.path(5).iterdir() if path.is_dir()]
+    assert len(list(store.path(5).iterdir())) == 2 + 2 * WORLD
+    store.verify(5)
+    open_checkpoint(tmp_path).verify()
+
+
+def test_damage_in_a_folder_is_found_and_named(on_disk: JointStore) -> None:
+    folder = on_disk.path(5) / "ranks-00008"
+    (folder / "rng.rank-00010.safetensors").unlink()
+    with pytest.raises(CorruptCheckpointError, match="ranks-00008/rng.rank-00010.safetensors"):
+        on_disk.verify(5)
+    shutil.rmtree(folder)
+    with pytest.raises(CorruptCheckpointError, match="ranks-00008/part-00008.json"):
+        on_disk.glance(5)
+
+
+def test_a_link_in_place_of_a_folder_is_not_followed(on_disk: JointStore) -> None:
+    folder = on_disk.path(5) / "ranks-00004"
+    folder.rename(on_disk.root / "elsewhere")
+    folder.symlink_to(on_disk.root / "elsewhere")
+    with pytest.raises(CorruptCheckpointError, match="symbolic link"):
+        on_disk.verify(5)
+    with pytest.raises(ValueError, match="expected a folder"):
+        open_checkpoint(on_disk.root).verify()
+
+
+def test_what_killed_workers_left_in_a_folder_is_not_committed(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    leader, *members = shares(world=WORLD)
+    pending = leader_begins(store, leader)
+    for member in members:
+        write_part(store, member)
+    folder = pending.path / "ranks-00004"
+    for name in (".part-00007.json.new", "failed-00007.txt", ".look"):
+        disk.write_file(folder / name, b"")
+    leader_commits(store, pending, leader)
+    check_whole(store)
+
+
+def test_every_folder_is_synced_before_the_step_has_its_name(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    leader, *members = shares(world=WORLD)
+    pending = leader_begins(store, leader)
+    for member in members:
+        write_part(store, member)
+    del disk.calls[:]
+    leader_commits(store, pending, leader)
+    begin = disk.calls.index(f"sync_file {pending.path}/manifest.json")
+    assert disk.calls[begin + 1 : begin + 6] == [
+        *(f"sync_dir {pending.path}/ranks-{first:05d}" for first in (4, 8, 12)),
+        f"sync_dir {pending.path}",
+        f"rename {pending.path} {store.path(5)}",
+    ]
+
+
+def test_missing_parts_in_folders_are_named(store: JointStore) -> None:
+    leader, *members = shares(world=WORLD)
+    pending = leader_begins(store, leader)
+    for member in members[:7]:
+        write_part(store, member)
+    with pytest.raises(PersistError, match=r"rank\(s\) 8, 9, 10, 11, 12, 13 wrote no part"):
+        store.wait_for_parts(pending, range(1, WORLD), timeout_s=0.0)
+    store.tell_failure(5, attempt="a5", rank=9, why="the disk is full")
+    with pytest.raises(PersistError, match="rank 9 wrote no part: the disk is full"):
+        store.wait_for_parts(pending, range(1, WORLD), timeout_s=9.0)
+
+
+def test_a_directory_that_is_gone_is_not_waited_for(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    leader, *_ = shares(world=WORLD)
+    pending = leader_begins(store, leader)
+    disk.remove_tree(pending.path)
+    with pytest.raises(FileNotFoundError):
+        store.wait_for_parts(pending, [WORLD - 1], timeout_s=9.0)
+
+
+def test_a_member_that_takes_over_goes_on_in_its_folder(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    leader, *members = shares(world=WORLD)
+    first = member_begins(store, members[4])
+    disk.write_file(first.path_of(".part-00005.json.new"), b"half of it")
+    for member in members:
+        write_part(store, member)
+    del disk.calls[:]
+    assert store.join(5, attempt="a5", rank=5) is None
+    assert disk.calls == [f"sync_dir {first.path}/ranks-00004", f"sync_dir {first.path}"]
+    leader_commits(store, leader_begins(store, leader), leader)
+    check_whole(store)
+
+
+def test_a_member_that_cannot_finish_removes_its_own_files_alone(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    _, *members = shares(world=WORLD)
+    write_part(store, members[4])
+    pending = member_begins(store, members[5])
+    store.leave(pending, rank=6)
+    folder = pending.path / "ranks-00004"
+    assert {name for name in disk.listdir(folder) if "00006" in name} == set()
+    assert len(disk.listdir(folder)) == 3
+
+
+def test_a_file_of_an_earlier_step_is_linked_into_its_folder(on_disk: JointStore) -> None:
+    member = shares(7, world=WORLD)[9]
+    pending = on_disk.join(7, attempt="a7", rank=member.rank)
+    assert pending is not None
+    entry = next(
+        file for file in on_disk.manifest(5).files if file.name.startswith("rng.rank-00009")
+    )
+    source = on_disk.locate(5, entry.name)
+    assert pending.link_payload(source, entry)
+    assert pending.path_of(entry.name).stat().st_ino == source.stat().st_ino
+
+
+def test_a_step_that_cannot_be_renamed_is_copied_with_its_folders(
+    store: JointStore, disk: CrashingFileOps
+) -> None:
+    commit_jointly(store, 4, world=3)
+    commit_jointly(store, 5, world=WORLD)
+    disk.fix(store.path(5))
+    with pytest.raises(OSError, match=os.strerror(errno.EXDEV)):
+        disk.rename(store.path(5), ROOT / "elsewhere")
+    target = store.quarantine(5, "to be looked at")
+    assert store.steps() == [4]
+    disk.rename(target, store.path(5))
+    check_whole(store)
+
+
+def test_a_step_with_folders_is_pruned(store: JointStore, disk: CrashingFileOps) -> None:
+    for step, world in ((5, WORLD), (6, 3)):
+        commit_jointly(store, step, world=world)
+    assert store.prune([5]) == [5]
+    assert [name for name in disk.listdir(ROOT) if "5" in name] == []
