@@ -3,7 +3,8 @@
 The ranks meet where a checkpoint may be due, and at least every ``every_s`` for stop signals and
 failures. Meetings hold training, so their cost is measured and they are spaced to use only a part
 of the bound: otherwise a checkpoint that is due but withheld, late or not planned yet would make
-the ranks meet at every boundary. The bound takes precedence over ``every_s``, up to a factor.
+the ranks meet at every boundary. The bound takes precedence over ``every_s``, up to a factor; of
+thousands of ranks up to another, since their meetings would leave nothing of it for checkpoints.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ _SHARE = 0.25
 #: become slower, a stop signal waits for all of them. The second limit is for the bound's sake.
 _FARTHEST_STEPS = 100
 _FARTHEST_APART_STEPS = 1000
-#: However expensive meetings are, a stop signal is noticed within so many times ``every_s``.
-_LATEST = 10.0
+#: However expensive meetings are, a stop signal is noticed within so many times ``every_s``: the
+#: first, unless meetings would then use more than this part of the bound, and never the second.
+_LATEST, _MOST_SHARE, _LATEST_OF_MANY = 10.0, 0.5, 60.0
 #: Meetings whose lower median is the cost of one: one that waits for a slow rank does not count.
 _WINDOW = 9
 
@@ -76,5 +78,6 @@ class MeetingSchedule:
 
     def _apart(self, iteration_s: float, *, every_s: float, bound: float) -> int:
         """The distance in steps that keeps meetings within their share of the bound."""
-        apart_s = min(self.cost_s / (_SHARE * bound), _LATEST * every_s)
+        latest_s = min(self.cost_s / (_MOST_SHARE * bound), _LATEST_OF_MANY * every_s)
+        apart_s = min(self.cost_s / (_SHARE * bound), max(_LATEST * every_s, latest_s))
         return math.ceil(min(apart_s / iteration_s, _FARTHEST_APART_STEPS))

@@ -11,17 +11,24 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from checkfreq.types import Json
 
+T = TypeVar("T")
+
+#: No message: a store that is told to replace this by this only says what it has.
+_NOTHING = "?"
 _SHORTEST_PAUSE_S = 5e-5
 #: The longest pause: however many ranks there are, while they wait for one that is late they look
 #: at the store at most so often together, as long as a stop signal is noticed in time.
 _LONGEST_PAUSE_S, _MOST_LOOKS_PER_S, _NOTICED_S = 0.05, 2000.0, 0.5
-#: The first look comes after half of the shortest of so many last waits, but no later than that.
+#: The first look comes after this part of the shortest of so many last waits, but no later than the
+#: first of these, or so much for each rank: about as long as a meeting takes the store at least.
+_PART, _WINDOW, _FIRST_LOOK_S, _FIRST_LOOK_A_RANK_S = 0.8, 8, 0.01, 1e-4
 #: With up to so many ranks, looks cost the store little, and come at once.
-_WINDOW, _FIRST_LOOK_S, _FEW = 8, 0.01, 17
+_FEW = 17
 
 
 class Pace:
@@ -31,7 +38,8 @@ class Pace:
         longest_s = max(_LONGEST_PAUSE_S, world / _MOST_LOOKS_PER_S)
         self._longest_s = min(longest_s, _NOTICED_S)
         self.looks_at_once = world <= _FEW
-        self._latest_s = 0.0 if self.looks_at_once else _FIRST_LOOK_S
+        latest_s = max(_FIRST_LOOK_S, world * _FIRST_LOOK_A_RANK_S)
+        self._latest_s = 0.0 if self.looks_at_once else latest_s
         self._last: deque[float] = deque(maxlen=_WINDOW)
 
     def pause_s(self, waited_s: float) -> float:
@@ -40,13 +48,23 @@ class Pace:
         A quarter of that, so that no wait becomes much longer than necessary; and of many ranks,
         not before it can be over, since a look takes the store as long as a message.
         """
-        first_s = min(min(self._last, default=0.0) / 2, self._latest_s)
+        first_s = min(_PART * min(self._last, default=0.0), self._latest_s)
         pause_s = max(waited_s / 4, first_s - waited_s, _SHORTEST_PAUSE_S)
         return min(pause_s, self._longest_s)
 
     def took(self, seconds: float) -> None:
         """A wait was over after that."""
         self._last.append(seconds)
+
+
+class Limits(NamedTuple):
+    """A wait is over once ``patience_s()`` has passed since then, on the monotonic clock, or once
+    it is not wanted any more.
+    """
+
+    since_s: float
+    patience_s: Callable[[], float]
+    is_wanted: Callable[[], bool]
 
 
 class Line:
@@ -83,30 +101,49 @@ class Line:
         self,
         keys: Sequence[str],
         pace: Pace,
-        *,
-        since_s: float,
-        patience_s: Callable[[], float],
-        is_wanted: Callable[[], bool],
+        limits: Limits,
     ) -> bool:
-        """Wait until all keys are there; False once ``patience_s()`` has passed ``since_s``, on
-        the monotonic clock, or once the wait is not wanted any more.
-        """
-        names, began_s = self._names(keys), time.monotonic()
-        if pace.looks_at_once and self._store.check(names):
-            return True
-        while True:
-            now_s = time.monotonic()
-            left_s = since_s + patience_s() - now_s
-            if left_s > 0:
-                time.sleep(min(pace.pause_s(now_s - began_s), left_s))
-            if self._store.check(names):
-                pace.took(time.monotonic() - began_s)
-                return True
-            if left_s <= 0 or not is_wanted():
-                return False
+        """Wait until all keys are there; False once the limits are reached."""
+        return bool(_looked_for(partial(self._store.check, self._names(keys)), pace, limits))
+
+    def wait_to_hear(
+        self,
+        key: str,
+        pace: Pace,
+        limits: Limits,
+    ) -> Json | None:
+        """Wait for one message and return it; None once the limits are reached."""
+        words = _looked_for(partial(self._heard, self._prefix + key), pace, limits)
+        return json.loads(words) if words else None
+
+    def _heard(self, name: str) -> bytes:
+        """A message, or nothing if it is not there: in one request, where ``get`` takes two."""
+        words: bytes = self._store.compare_set(name, _NOTHING, _NOTHING)
+        return b"" if words == _NOTHING.encode() else words
 
     def _names(self, keys: Iterable[str]) -> list[str]:
         return [self._prefix + key for key in keys]
+
+
+def _looked_for(
+    look: Callable[[], T],
+    pace: Pace,
+    limits: Limits,
+) -> T:
+    """What ``look`` finds once it finds anything, or at last."""
+    began_s = time.monotonic()
+    if pace.looks_at_once and (found := look()):
+        return found
+    while True:
+        now_s = time.monotonic()
+        left_s = limits.since_s + limits.patience_s() - now_s
+        if left_s > 0:
+            time.sleep(min(pace.pause_s(now_s - began_s), left_s))
+        if found := look():
+            pace.took(time.monotonic() - began_s)
+            return found
+        if left_s <= 0 or not limits.is_wanted():
+            return found
 
 
 def absent(are_there: Callable[[list[str]], bool], keys: Sequence[str]) -> list[str]:

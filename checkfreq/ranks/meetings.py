@@ -24,7 +24,7 @@ import torch
 from checkfreq import faults
 from checkfreq.errors import ConfigError, RankError
 from checkfreq.ranks import words
-from checkfreq.ranks.line import Line, Pace
+from checkfreq.ranks.line import Limits, Line, Pace
 from checkfreq.ranks.merging import Join, Merge, if_none_failed, said_by_each, who
 from checkfreq.ranks.rank_sets import names_of
 from checkfreq.ranks.rendezvous import MAKING, agree_on_token
@@ -241,14 +241,12 @@ class Meetings:
     ) -> Json:
         """Say something, join what the ranks below say, hand that up, and receive the decision."""
         phase, since_s = own["phase"], time.monotonic()
-        wait = partial(
-            self._line.wait, since_s=since_s, patience_s=self.patience_s, is_wanted=is_wanted
-        )
+        limits = Limits(since_s, self.patience_s, is_wanted)
         self._line.say(_own(number, self.rank), own)
         word = own
         if self._node.children:
             below = [_handed_up(number, block) for block in self._node.children]
-            if not wait(below, self._words_come):
+            if not self._line.wait(below, self._words_come, limits):
                 if not is_wanted():  # interrupted: the caller tells the others why this rank leaves
                     return None
                 if missing := self._absent(number) - {self.rank}:
@@ -258,10 +256,9 @@ class Meetings:
             word = self._joined(number, merge.join)
         reply = self._hand_on(number, word, phase, merge)
         if reply is None:
-            decision = _decision(number)
-            if not wait([decision], self._decision_comes) and not self._line.are_there([decision]):
+            reply = self._line.wait_to_hear(_decision(number), self._decision_comes, limits)
+            if reply is None:
                 raise self._missing(self._absent(number) or {0}, phase)
-            (reply,) = self._line.hear([decision])
         self._forget(number - 2)
         return reply
 
@@ -358,9 +355,7 @@ class Meetings:
             self._line.wait(
                 [_own(self._number, rank) for rank in range(1, self.world)],
                 Pace(self.world),
-                since_s=time.monotonic(),
-                patience_s=lambda: timeout_s,
-                is_wanted=is_wanted,
+                Limits(time.monotonic(), lambda: timeout_s, is_wanted),
             )
 
         self._part(part, timeout_s=timeout_s)

@@ -81,8 +81,17 @@ def test_the_bound_takes_precedence_over_the_time_given_and_the_farthest_step() 
     assert steps(met(0.02), iteration_s=0.01) == 200  # 2 s
 
 
-def test_ranks_meet_within_ten_times_the_time_given_whatever_meetings_cost() -> None:
-    assert steps(met(60.0)) == 40
+def test_ranks_meet_within_ten_times_the_time_given_as_long_as_half_of_the_bound_pays() -> None:
+    assert steps(met(0.15)) == 40  # 10 s: 0.15 s of a hundredth of the time would be 15 s
+    assert steps(met(0.2)) == 40
+
+
+def test_meetings_of_very_many_ranks_take_half_of_the_bound() -> None:
+    assert steps(met(0.4)) == 80  # 20 s
+
+
+def test_ranks_meet_within_sixty_times_the_time_given_whatever_meetings_cost() -> None:
+    assert steps(met(60.0)) == 240
 
 
 def test_a_meeting_that_waited_for_a_busy_rank_is_not_typical_and_is_charged_in_part() -> None:
