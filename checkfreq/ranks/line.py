@@ -25,8 +25,8 @@ _SHORTEST_PAUSE_S = 5e-5
 #: at the store at most so often together, as long as a stop signal is noticed in time.
 _LONGEST_PAUSE_S, _MOST_LOOKS_PER_S, _NOTICED_S = 0.05, 2000.0, 0.5
 #: The first look comes after this part of the shortest of so many last waits, but no later than the
-#: first of these, or so much for each rank: about as long as a meeting takes the store at least.
-_PART, _WINDOW, _FIRST_LOOK_S, _FIRST_LOOK_A_RANK_S = 0.8, 8, 0.01, 1e-4
+#: first of these, or so much for each rank: a meeting takes the store a third of that (2 cores).
+_PART, _WINDOW, _FIRST_LOOK_S, _FIRST_LOOK_A_RANK_S = 0.8, 8, 0.01, 3e-4
 #: With up to so many ranks, looks cost the store little, and come at once.
 _FEW = 17
 

@@ -117,7 +117,7 @@ class Meetings:
         distributed: Any = torch.distributed
         rank, world = distributed.get_rank(), distributed.get_world_size()
         default = distributed.distributed_c10d._get_default_store()
-        return cls.over(default, rank=rank, world=world, timeout_s=timeout_s)
+        return cls.over(default, rank=rank, world=world, timeout_s=timeout_s, fan_in=FAN_IN)
 
     @classmethod
     def over(

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 #: How many words a rank joins with its own, at most. More of them cost their parent time, fewer a
-#: level more, which is two round trips to the store. Not yet tuned: in an early comparison 8, 16
-#: and 32 cost rank 0 1.1, 1.4 and 1.6 ms among 256 ranks, and all three 0.9 ms among 64
-#: (`benchmarks.ranks --fan-in`, 2026-11). Three levels take 4,369 ranks.
+#: level more, which is two round trips to the store. Measured with 8, 16 and 32 (`benchmarks.ranks
+#: --fan-in`, 2026-11, two cores): among 64 ranks no difference, among 256 and 512 ranks 8 takes a
+#: tenth longer than 16, and 32 a tenth less; but with 32, rank 0 spends as much among 16 ranks as
+#: it does with 16, and a fifth more among 512. Three levels take 4,369 ranks.
 FAN_IN = 16
 
 

@@ -1,9 +1,6 @@
 """SIGKILL of each trainer and each worker of a run, and of all at once, at every fault point.
 
-Lives follow one another in one directory (or one per rank): each is killed at one point, and the
-next continues from what it left. So every life is the check of the one before it: what it restores
-was a boundary of all ranks, and no older than what was known to be durable. Once its victim is
-dead the other trainers are killed, as a launcher does; workers finish by themselves.
+See `kill_chains`; and what becomes of those who survive.
 """
 
 from __future__ import annotations
@@ -12,197 +9,38 @@ import os
 import signal
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from checkfreq import KeepLast, faults
-from tests.crash.processes import verify_all, wait_unlocked
+from checkfreq import faults
+from tests.crash.processes import verify_all
 from tests.patience import slowness
 from tests.ranks import tiny
+from tests.ranks.kill_chains import (
+    ORDER,
+    Kill,
+    Layout,
+    kills_of,
+    life_in,
+    passes,
+    run_chain,
+    short,
+)
 from tests.ranks.ranks import Heard, Life, Rank, Ranks, run, run_well
 
 pytestmark = [pytest.mark.crash, pytest.mark.dist]
 
-WORLD = 2
-STEPS = 5  # of each life, from where it begins
 VICTIMS = ("trainer of rank 0", "trainer of rank 1", "worker of rank 0", "worker of rank 1", "all")
-ORDER = (*faults.POINTS, *faults.POINTS_OF_A_LINK)
-TRAINERS = ("snapshot.", "socket.", "slot.", "meeting.", "restore.")
-
-
-@dataclass
-class History:
-    """All that was ever said in one directory, by rank."""
-
-    local: bool
-    digests: list[dict[int, str]] = field(default_factory=lambda: [{} for _ in range(WORLD)])
-    durable: int = 0
-
-    def take(self, heard: list[Heard], what: str) -> None:
-        """Check a life against those before it, and add what it said."""
-        restored = {one.last("restored")[0] for one in heard if one.all("restored")}
-        assert len(restored) <= 1, f"{what}: the ranks restored different steps: {restored}"
-        for rank, one in enumerate(heard):
-            known = self.digests[rank]
-            for step, digest in one.all("restored"):
-                assert digest == known[step], f"{what}: rank {rank} restored no boundary"
-                assert step >= self.durable, f"{what}: step {self.durable} is lost"
-            if one.all("boundary") and not one.all("restored"):
-                assert self.durable == 0, f"{what}: the run started over"
-            for step, digest in one.all("boundary"):
-                same = known.setdefault(step, digest)
-                assert same == digest, f"{what}: step {step} of rank {rank} went otherwise"
-        self.durable = max(self.durable, self.acknowledged(heard))
-
-    def acknowledged(self, heard: list[Heard]) -> int:
-        """The newest step that was known to be durable; where each rank has its own, on all."""
-        newest = [max(one.all("durable"), default=0) for one in heard]
-        return min(newest) if self.local else max(newest)
-
-
-@dataclass(frozen=True)
-class Kill:
-    """SIGKILL of ``victim`` when the trainer or worker of ``rank`` passes ``point``."""
-
-    victim: str
-    point: str
-    rank: int
-    hit: int = 1
-
-    def applied(self, life: Life, gate: Path) -> Life:
-        """The life with the fault scripts."""
-        by_trainer = self.point.startswith(TRAINERS)
-        if self.victim == "all":
-            action = f"pause-{gate}"
-        else:
-            action = "kill-self" if by_trainer == self.victim.startswith("trainer") else "kill-peer"
-        scripts = {self.rank: f"{self.point}:{action}:{self.hit}"}
-        return replace(life, **{"trainer_faults" if by_trainer else "worker_faults": scripts})
-
-
-def passes(folder: Path, local: bool) -> dict[tuple[str, int], int]:
-    """How often an undisturbed life passes each point, by point and rank."""
-    folder.mkdir(parents=True)
-    life = life_in(folder, 0, local)
-    run_well(replace(life, settings={**life.settings, "steps": 3}))
-    log = folder / "points"
-    restored = replace(life_in(folder, 1, local), fault_log=log)
-    run_well(replace(restored, settings={**restored.settings, "restore": 2, "steps": 2 + STEPS}))
-    found: dict[tuple[str, int], int] = {}
-    for rank in range(WORLD):
-        for process in ("trainer", "worker"):
-            reached = Path(f"{log}-{process}-{rank}").read_text().split()
-            for point in reached:
-                found[point, rank] = found.get((point, rank), 0) + 1
-    return found
-
-
-def short() -> dict[str, float]:
-    """A successor may wait so long for parts that nobody will write any more."""
-    return {"rank_timeout_s": 2.0 * slowness(), "takeover_s": 120.0}
-
-
-def life_in(folder: Path, number: int, local: bool, seed: int = 0, **settings: Any) -> Life:
-    config: dict[str, Any] = {
-        "config": short(),
-        "local": local,
-        "manager": {"retention": KeepLast(3)},
-    }
-    config["frozen"] = True  # linked from checkpoint to checkpoint by whoever leads
-    return Life(tiny.train, folder, WORLD, number, seed, {**config, **settings})
-
-
-def kills_of(victim: str, reached: dict[tuple[str, int], int]) -> list[Kill]:
-    """One kill per point that the victim passes; "all" dies at points of either rank in turn."""
-    kills = []
-    for (point, rank), count in sorted(reached.items(), key=lambda item: _place(*item[0])):
-        if victim != "all" and not victim.endswith(str(rank)):
-            continue
-        # The second prune may come when the life is closing and looks no more. How often a restore
-        # reads depends on what it finds.
-        hits = {1 if point.startswith(("prune.", "restore.")) else min(2, count)}
-        if point.startswith("meeting."):
-            hits = set() if victim.startswith("worker") else {1, count // 2}
-        kills += [Kill(victim, point, rank, hit) for hit in sorted(hits) if hit <= count]
-    return kills[::3] if victim == "all" else kills
-
-
-def _place(point: str, rank: int) -> tuple[int, int]:
-    return ORDER.index(point), rank
-
-
-def run_chain(folder: Path, victim: str, kills: list[Kill], local: bool) -> None:
-    """Kill a run once for each of ``kills``, in one directory, and bring it to an end."""
-    history, step = History(local), 2
-    history.take(run_well(life_in(folder, 0, local, steps=step)), "the first life")
-    for number, kill in enumerate(kills, 1):
-        what = f"{kill}, life {number}"
-        settings: dict[str, Any] = {"steps": step + STEPS}
-        if kill.point == "commit.supersede":
-            settings["restore"] = history.durable = an_older_step(folder)
-        life = kill.applied(life_in(folder, number, local, **settings), folder / f"gate-{number}")
-        heard = live(life, kill, folder / f"gate-{number}")
-        history.take(heard, what)
-        check_directories(folder, what)
-        step = max([step, *(max(known, default=0) for known in history.digests)]) - 1
-    last = life_in(folder, len(kills) + 1, local, seed=1, steps=step + STEPS)
-    heard = run_well(last)
-    history.take(heard, "the last life")
-    assert [one.last("done")["last_durable_step"] for one in heard] == [step + STEPS] * WORLD
-    whole = folder / "whole"
-    whole.mkdir()
-    undisturbed = run_well(life_in(whole, 0, local, steps=step + STEPS))
-    for rank, one in enumerate(undisturbed):
-        known = history.digests[rank]
-        assert {s: bits for s, bits in one.all("boundary") if s in known} == known
-
-
-def live(life: Life, kill: Kill, gate: Path) -> list[Heard]:
-    """One life with its kill, which must have struck."""
-    with Ranks(life) as ranks:
-        if kill.victim.startswith("worker"):
-            heard = ranks.finish()
-            assert [one.exit_code for one in heard] == [0] * WORLD, f"{kill}: {heard}"
-            replaced = [one.last("done")["num_workers_replaced"] for one in heard]
-            assert replaced == [int(rank == kill.rank) for rank in range(WORLD)], f"{kill}: {heard}"
-            assert [one.last("done")["num_failed"] for one in heard] == [0] * WORLD, (
-                f"{kill}: {heard}"
-            )
-            return heard
-        if kill.victim == "all":
-            ranks.watch(Path(f"{gate}.reached"))
-            ranks.kill_workers()
-            ranks.kill()
-            heard = ranks.finish()
-            gate.touch()  # for a worker whose process id nobody knew
-            return heard
-        heard = ranks.end_with(kill.rank)
-        assert heard[kill.rank].exit_code == -signal.SIGKILL, f"{kill} was not reached: {heard}"
-        return heard
-
-
-def an_older_step(folder: Path) -> int:
-    """The newest but one that every directory holds; the newest if that is the only one."""
-    held = [set(verify_all(chk_dir)) for chk_dir in folder.glob("chk*")]
-    return sorted(set.intersection(*held))[-2:][0]
-
-
-def check_directories(folder: Path, what: str) -> None:
-    for chk_dir in folder.glob("chk*"):
-        wait_unlocked(chk_dir)
-        try:
-            verify_all(chk_dir)
-        except Exception as error:
-            raise AssertionError(f"{what}: {chk_dir.name}: {error}") from error
+SHARED, OWN = Layout(), Layout(local=True)
 
 
 # ---- the matrix, several chains at a time: they mostly wait
 
-LAYOUTS = {"a shared directory": False, "a directory for each rank": True}
+LAYOUTS = {"a shared directory": SHARED, "a directory for each rank": OWN}
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +51,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture(scope="module")
 def reached(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return cache(lambda local: passes(tmp_path_factory.mktemp("passes") / "run", local))
+    return cache(lambda name: passes(tmp_path_factory.mktemp("passes") / "run", LAYOUTS[name]))
 
 
 @pytest.fixture(scope="module")
@@ -222,11 +60,11 @@ def chains(
 ) -> dict[tuple[str, str], Future[None]]:
     """Every chain, under way."""
     under_way = {}
-    for layout, local in LAYOUTS.items():
+    for name, layout in LAYOUTS.items():
         for victim in VICTIMS:
-            kills = kills_of(victim, reached(local))
+            kills = kills_of(victim, reached(name))
             folder = tmp_path_factory.mktemp("chain")
-            under_way[layout, victim] = pool.submit(run_chain, folder, victim, kills, local)
+            under_way[name, victim] = pool.submit(run_chain, folder, kills, layout)
     return under_way
 
 
@@ -241,11 +79,11 @@ def test_a_kill_at_any_point_leaves_the_old_set_or_one_more_and_the_run_continue
 
 def test_every_point_is_passed_by_some_rank(reached: Any) -> None:
     expected = {*ORDER} - {*faults.POINTS_OF_A_MIRROR}
-    assert {point for point, _ in reached(False)} == expected
+    assert {point for point, _ in reached("a shared directory")} == expected
 
 
 def test_the_leader_alone_commits(reached: Any) -> None:
-    by_member = {point for point, rank in reached(False) if rank == 1}
+    by_member = {point for point, rank in reached("a shared directory") if rank == 1}
     assert not by_member & {
         "commit.link",
         "commit.rename",
@@ -373,15 +211,15 @@ def test_a_first_checkpoint_that_some_directories_never_got_does_not_end_the_run
     """Rank 1's directory is still empty: no checkpoint was ever one of all ranks."""
     kill = Kill("all", "commit.mkdir", 1)
     gate = tmp_path / "gate"
-    life = kill.applied(life_in(tmp_path, 0, local=True, steps=1000), gate)
+    life = kill.applied(life_in(tmp_path, 0, OWN, steps=1000), gate)
     with Ranks(life) as ranks:
         ranks.watch(Path(f"{gate}.reached"))
         ranks.watch(tmp_path / "chk-0/step-00000001/manifest.json")
         ranks.kill_workers()
         ranks.kill()
         ranks.finish()
-    assert [verify_all(tmp_path / f"chk-{rank}")[:1] for rank in range(WORLD)] == [[1], []]
+    assert [verify_all(tmp_path / f"chk-{rank}")[:1] for rank in range(OWN.world)] == [[1], []]
 
-    heard = run_well(life_in(tmp_path, 1, local=True, steps=4))
+    heard = run_well(life_in(tmp_path, 1, OWN, steps=4))
 
     assert [one.last("done")["last_durable_step"] for one in heard] == [4, 4]

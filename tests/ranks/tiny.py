@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, Directory, KeepLast
+from checkfreq.ranks import meetings
 from iterators.testing import digest
 from tests.ranks.ranks import Rank
 
@@ -145,3 +146,9 @@ def train(rank: Rank) -> None:
                 durable = manager.stats()["last_durable_step"]
                 rank.send("durable", durable)
     rank.send("done", manager.stats())
+
+
+def train_in_a_tree(rank: Rank) -> None:
+    """`train`, with meetings in which no rank joins the words of more than two others."""
+    meetings.FAN_IN = 2
+    train(rank)
