@@ -58,8 +58,8 @@ class Pace:
 
 
 class Limits(NamedTuple):
-    """A wait is over once ``patience_s()`` has passed since then, on the monotonic clock, or once
-    it is not wanted any more.
+    """A wait is over once ``patience_s()`` has passed since ``since_s``, on the monotonic clock, or
+    once it is not wanted any more.
     """
 
     since_s: float
@@ -97,21 +97,11 @@ class Line:
         """Those of the keys that are not there."""
         return absent(self.are_there, keys)
 
-    def wait(
-        self,
-        keys: Sequence[str],
-        pace: Pace,
-        limits: Limits,
-    ) -> bool:
+    def wait(self, keys: Sequence[str], pace: Pace, limits: Limits) -> bool:
         """Wait until all keys are there; False once the limits are reached."""
         return bool(_looked_for(partial(self._store.check, self._names(keys)), pace, limits))
 
-    def wait_to_hear(
-        self,
-        key: str,
-        pace: Pace,
-        limits: Limits,
-    ) -> Json | None:
+    def wait_to_hear(self, key: str, pace: Pace, limits: Limits) -> Json | None:
         """Wait for one message and return it; None once the limits are reached."""
         words = _looked_for(partial(self._heard, self._prefix + key), pace, limits)
         return json.loads(words) if words else None
@@ -125,11 +115,7 @@ class Line:
         return [self._prefix + key for key in keys]
 
 
-def _looked_for(
-    look: Callable[[], T],
-    pace: Pace,
-    limits: Limits,
-) -> T:
+def _looked_for(look: Callable[[], T], pace: Pace, limits: Limits) -> T:
     """What ``look`` finds once it finds anything, or at last."""
     began_s = time.monotonic()
     if pace.looks_at_once and (found := look()):

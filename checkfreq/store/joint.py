@@ -323,7 +323,7 @@ class JointStore(CheckpointStore):
         """
         pending = self._shared(step, attempt)
         if self.ops.exists(pending.path_of(part_name(rank))):
-            self._sync_pending(pending, rank)  # the worker that wrote it may have died before that
+            self._sync_pending(pending, rank)  # whoever wrote it may have died before
             return True
         record = self._record_in(pending.path)
         if isinstance(record, Manifest) and rank in record.ranks:

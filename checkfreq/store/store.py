@@ -489,16 +489,17 @@ class CheckpointStore(CheckpointSource):
         self.ops.write_file(path, data)
         faults.reach("commit.sync_manifest")
         self.ops.sync_file(path)
-        folders = [
-            directory / name
-            for name, kind in self.ops.scan(directory).items()
-            if kind is Kind.DIRECTORY and is_folder(name)
-        ]
+        folders = [*(directory / name for name in self._folders_in(directory)), directory]
         if isinstance(manifest, Tree) or manifest.ranks:
-            self._remove_parts((*folders, directory), manifest)
+            self._remove_parts(folders, manifest)
         faults.reach("commit.sync_temp_dir")
-        for folder in (*folders, directory):
+        for folder in folders:
             self.ops.sync_dir(folder)
+
+    def _folders_in(self, directory: Path) -> list[str]:
+        """The folders for files of ranks in a checkpoint's directory."""
+        kinds = self.ops.scan(directory)
+        return [n for n, kind in kinds.items() if kind is Kind.DIRECTORY and is_folder(n)]
 
     def _require_readable(self, manifest: Manifest | Tree, num_bytes: int, directory: Path) -> None:
         if num_bytes > STATE_BYTES and num_bytes > (most := self._most_record_bytes(directory)):
@@ -575,7 +576,11 @@ class CheckpointStore(CheckpointSource):
     def _copy_aside(self, step: int, target: Path) -> None:
         """`_set_aside` where directories cannot be renamed: copy, sync, then remove."""
         copy = self._free_name(self.root / f".trash-copy-{step}")
-        self._copy_folder(self.path(step), copy)
+        folders = self._folders_in(self.path(step))
+        for name in ("", *folders):
+            self._copy_folder(self.path(step) / name, copy / name)
+        if folders:
+            self.ops.sync_dir(copy)  # once more, since they were made after the first
         self.ops.rename(copy, target)
         self._sync_moves(target.parent.name)
         self._entomb(step)
@@ -583,10 +588,8 @@ class CheckpointStore(CheckpointSource):
     def _copy_folder(self, source: Path, target: Path) -> None:
         self.ops.mkdir(target)
         for name, kind in self.ops.scan(source).items():
-            if kind is Kind.FILE:
+            if kind is Kind.FILE:  # a checkpoint contains nothing else, but for its folders
                 self._copy_file(source / name, target / name)
-            elif kind is Kind.DIRECTORY and is_folder(name):  # there is nothing else
-                self._copy_folder(source / name, target / name)
         self.ops.sync_dir(target)
 
     def _copy_file(self, source: Path, target: Path) -> None:
