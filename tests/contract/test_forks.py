@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,6 +22,18 @@ from tests.contract.runs import BATCH, Training, config, loader, managed, train
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 WELL = 17
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """A fork has none of the threads of its parent's OpenMP, and would wait for them forever.
+
+    That is torch's, in any forked child that computes: its loader workers have one thread, too.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class Forkable(Training):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 _PROGRAMS = ("dockerd", "docker", "containerd")
 _STARTS_S = 30.0
-_LIMIT_S = 500.0
+_LIMIT_S = 800.0  # below what pytest gives a test: beside other work the demo takes minutes
 _OPTIONS = (
     *("--bridge=none", "--iptables=false", "--ip6tables=false"),
     *("--ip-forward=false", "--ip-masq=false"),
