@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from checkfreq.store.boxes import Box
-from checkfreq.store.checks import ManifestError, is_count, require
+from checkfreq.store.checks import LARGEST, ManifestError, require
 from checkfreq.types import Json
 
 #: (dimension, size of the whole tensor along it) for each dimension that is cut, ascending.
@@ -33,7 +34,7 @@ class Cut(NamedTuple):
         """ManifestError for what is none."""
         dims, offsets, sizes = _row(value, 3)
         cut = cls(_dims(dims), _row(offsets, len(dims)), _row(sizes, len(dims)))
-        require(all(map(is_count, cut.offsets + cut.sizes)), "cut", "whole numbers", value)
+        require(_are_counts(cut.offsets + cut.sizes), "cut", "whole numbers", value)
         return cut
 
 
@@ -188,17 +189,23 @@ def _row(value: Json, length: int | None = None) -> tuple[Json, ...]:
 
 
 def _dims(value: Json) -> Dims:
-    dims = tuple((dim, length) for dim, length in (_row(pair, 2) for pair in _row(value)))
-    good = all(is_count(dim) and is_count(length) for dim, length in dims)
-    require(good and [*dims] == sorted({*dims}), "cuts", "dimensions and their sizes", value)
-    return dims
+    pairs = [_row(pair, 2) for pair in _row(value)]
+    good = all(map(_are_counts, pairs))
+    in_order = good and all(before < after for before, after in pairwise(pairs))
+    require(in_order, "cuts", "dimensions and their sizes", value)
+    return tuple(pairs)
+
+
+def _are_counts(values: Iterable[Json]) -> bool:
+    """Whether all are whole numbers from 0 on: a leader asks it of every cut of every rank."""
+    return all(type(value) is int and 0 <= value <= LARGEST for value in values)
 
 
 def _run(value: Json, num_dims: int, ranks: Collection[int]) -> Run:
     rank, stride, num_ranks, *lists = _row(value, 6)
     offsets, steps, sizes = (_row(one, num_dims) for one in lists)
     numbers = (rank, stride, num_ranks, *offsets, *sizes)
-    require(all(map(is_count, numbers)), "cuts", "whole numbers", value)
+    require(_are_counts(numbers), "cuts", "whole numbers", value)
     require(all(type(step) is int for step in steps), "cuts", "whole numbers", value)
     # Their number first: it may be any.
     few = stride >= 1 and 1 <= num_ranks <= len(ranks)

@@ -172,7 +172,8 @@ class JointStore(CheckpointStore):
             # Slower, and exact: it says which tensor of which rank, and whether anything is wrong.
             parts = (self._decoded(pending, rank) for rank in everyone if rank != leader)
             merge(own, [*parts])
-        return Tree.of(own, records)
+        with gc_paused():
+            return Tree.of(own, records)
 
     def _rank_record(
         self, pending: Pending, own: Manifest, rank: int, sizes: Mapping[str, int]
