@@ -7,6 +7,7 @@ those that no checkpoint touched, and it fails in two ways:
 - T has changed meanwhile, and the iterations beside checkpoints contradict it.
 
 Either way a *pause* begins: periodic checkpoints wait until enough clean iterations have been seen.
+So do those after the first, which is taken as soon as it can be.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from statistics import fmean, pstdev
 from checkfreq.policy.charges import Charge
 from checkfreq.policy.costs import RunCosts
 
+#: Clean iterations of a run before its second checkpoint: as many as one is compared with on each
+#: side (neighbours.py). Where intervals are short, or a cached profile makes them so, there would
+#: be no others for long, and costs that share so large an error plan the next hundred iterations.
+_FIRST_ITERATIONS = 8
 #: Iterations without a clean one before T is measured again, and how many clean ones that takes.
 #: With the two of the aftermath, a run that checkpoints at every iteration gives up 8 of 104.
 _STALE_AFTER = 96
@@ -48,6 +53,15 @@ class BaselineRefresh:
     def is_pausing(self) -> bool:
         """Whether clean iterations are being waited for."""
         return self._num_left > 0
+
+    @property
+    def num_left(self) -> int:
+        """How many iterations a pause lasts at least; 0 if there is none."""
+        return self._num_left
+
+    def begin(self) -> None:
+        """The first checkpoint of the run has begun: others wait until T is measured."""
+        self._num_left = max(0, _FIRST_ITERATIONS - self._costs.num_clean)
 
     def add_touched(self) -> None:
         """An iteration that a checkpoint touched has ended."""

@@ -241,6 +241,7 @@ class RunCosts:
         touched = self._touched.value() or 0.0
         # Where checkpoints follow one another closely, many are compared with the same few.
         compared = self._cost.num_compared(self._num_clean) + _LEAST_COMPARED
+        compared = max(1, min(compared, self._num_clean))
         shared_s = touched * self._time.spread() / math.sqrt(compared)
         return shared_s, self._time.spread(touched) / math.sqrt(len(self._cost) or 1)
 

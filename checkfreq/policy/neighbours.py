@@ -51,6 +51,16 @@ class Level:
         step = max(0.0, self.step_s * self.step_s - by_chance)
         return math.sqrt(sum_s * sum_s * (1 + num / self.count) + num * num * step / 12)
 
+    def weight(self, num: float, *, noise_s: float, sum_s: float) -> float:
+        """How much that difference tells, beside one to a level that is known exactly: 0 to 1.
+
+        ``noise_s``: of the difference. While no spread is known (0), what their numbers tell: ten
+        iterations less ten times the only one before them tell next to nothing.
+        """
+        if noise_s:
+            return (sum_s / noise_s) ** 2
+        return 1 / (1 + num / self.count)
+
 
 class Neighbours:
     """The newest clean iterations."""

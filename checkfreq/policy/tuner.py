@@ -278,6 +278,8 @@ class RateTuner:
         if not math.isfinite(start_s):
             self.num_bad_samples += 1
             start_s = -math.inf  # so that it can still be settled
+        if not self._num_settled and not len(self._charges):
+            self._refresh.begin()
         reserved_s = self._budget.reserve() if is_periodic else 0.0
         self._charges.begin(attempt, start_s=start_s, reserved_s=reserved_s)
         self._last_step = step
@@ -330,8 +332,8 @@ class RateTuner:
         charge.noise_s = level.noise_s(
             charge.num_touched, one_s=self._costs.spread_s(), sum_s=sum_s
         )
-        if charge.noise_s:
-            charge.weight = max(_LEAST_WEIGHT, (sum_s / charge.noise_s) ** 2)
+        weight = level.weight(charge.num_touched, noise_s=charge.noise_s, sum_s=sum_s)
+        charge.weight = max(_LEAST_WEIGHT, weight)
 
     def _account_failed(self, charge: Charge) -> None:
         """Deduct the cost of a failed checkpoint, from which nothing is learned.
@@ -421,6 +423,7 @@ class RateTuner:
         planned = self._last_step + self._interval_steps(self.plan)
         if not self._dynamic:
             return max(step + 1, planned)
+        planned = max(planned, step + self._refresh.num_left)
         left = self._budget.steps_to_checkpoint(
             self._charges.unreserved_s(),
             iteration_s=self._costs.iteration_s,

@@ -105,6 +105,29 @@ class TestATimeThatIsOld:
         assert costs.iteration_s == pytest.approx((23 * 1.0 + 2 * 1.2) / 25)
 
 
+class TestATimeThatIsNew:
+    @pytest.mark.parametrize("num_known", [1, 2, 7])
+    def test_after_the_first_checkpoint_others_wait_for_eight_clean_iterations_of_the_run(
+        self, num_known: int
+    ) -> None:
+        costs = known(*num_known * [1.0])
+        refresh = BaselineRefresh(costs)
+        assert not refresh.must_pause()
+        refresh.begin()
+        assert refresh.num_left == 8 - num_known
+        clean(refresh, costs, *(7 - num_known) * [1.0])
+        assert refresh.must_pause()
+        clean(refresh, costs, 1.0)
+        assert not refresh.must_pause()
+
+    @pytest.mark.parametrize("num_known", [8, 20])
+    def test_they_do_not_wait_where_so_many_are_known(self, num_known: int) -> None:
+        refresh = BaselineRefresh(known(*num_known * [1.0]))
+        refresh.begin()
+        assert not refresh.must_pause()
+        assert refresh.num_left == 0
+
+
 class TestATimeThatHasChanged:
     @pytest.mark.parametrize(
         ("iteration_s", "is_wrong"), [(0.5, True), (0.89, True), (0.91, False), (1.5, False)]

@@ -312,3 +312,18 @@ def test_it_knows_from_when_on_an_iteration_is_an_outlier() -> None:
     costs = measured()  # iterations of 1 s
     assert costs.iteration_s == 1
     assert costs.limit_s == 4
+
+
+@pytest.mark.parametrize(("num_clean", "num_told"), [(2, 2), (4, 4), (8, 8), (32, 8)])
+def test_the_first_cost_is_as_uncertain_as_the_few_iterations_it_was_compared_with(
+    num_clean: int, num_told: int
+) -> None:
+    costs = RunCosts()
+    for at in range(num_clean):
+        costs.add_clean(Iteration(0.0, 1.0 + 0.001 * (at % 2)))
+    spread_s = costs.spread_s() if costs.iteration_s else 0.0
+    costs.add_cost(2.0, stall_s=0.0, num_touched=1000.0)
+    profile = costs.profile(HOST)
+    assert profile is not None
+    shared_s = 1000 * spread_s / math.sqrt(num_told)
+    assert profile.cost_error_s == pytest.approx(shared_s, rel=0.05)

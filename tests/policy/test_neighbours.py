@@ -76,3 +76,20 @@ def test_a_step_that_chance_does_not_explain_may_have_happened_anywhere_in_betwe
     assert level.noise_s(4, one_s=0.0, sum_s=0.0) == pytest.approx(4 / math.sqrt(12))
     by_chance = Level(1.5, 0.1, 16, 0.25)
     assert by_chance.noise_s(4, one_s=1.0, sum_s=2.0) == pytest.approx(2 * math.sqrt(1 + 4 / 16))
+
+
+@pytest.mark.parametrize(
+    ("num", "count", "noise_s", "sum_s", "weight"),
+    [
+        (10, 1, 0.0, 0.0, 1 / 11),  # no spread of one iteration is known: numbers tell
+        (4, 16, 0.0, 0.0, 0.8),
+        (4, 16, 0.2 * math.sqrt(1.25), 0.2, 0.8),  # the same where chance is all there is
+        (4, 16, 0.4, 0.2, 0.25),
+        (4, 16, 0.4, 0.0, 0.0),  # only the step between its two sides: it tells nothing
+    ],
+)
+def test_a_difference_weighs_as_much_as_it_tells(
+    num: float, count: int, noise_s: float, sum_s: float, weight: float
+) -> None:
+    level = Level(1.0, 0.0, count, 0.25)
+    assert level.weight(num, noise_s=noise_s, sum_s=sum_s) == pytest.approx(weight)

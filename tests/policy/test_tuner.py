@@ -932,6 +932,27 @@ class TestTheCachedProfile:
         assert played.tuner.cache_rejected == "cost_s is 0.5 here and 0.2 in the cached profile"
         assert interval(played) == 10
 
+    @pytest.mark.parametrize(
+        ("cost_s", "taken"),
+        [
+            (0.02, [1, 12]),  # three are touched, and then there are eight clean ones
+            (0.1, [2, 13]),
+            (0.25, [3, 13]),  # one clean one, three touched, seven clean ones
+        ],
+    )
+    def test_the_second_checkpoint_waits_for_iterations_to_compare_the_first_with(
+        self, cost_s: float, taken: list[int]
+    ) -> None:
+        cached = replace(CACHED, cost_s=cost_s, cost_upper_s=cost_s)
+        played = run(Costs(stall_s=cost_s), cached=cached)
+        assert played.play(max(taken)) == taken
+        assert played.told[Verdict.MEASURING] > 0
+
+    def test_ranks_do_not_meet_while_nothing_can_come_of_it(self) -> None:
+        played = run(cached=replace(CACHED, cost_s=0.02, cost_upper_s=0.02))
+        played.play(5)
+        assert played.tuner.next_due_step(5) == 5 + 7
+
     def test_a_plan_from_a_wrong_time_is_replaced_at_once_if_a_cost_is_known(self) -> None:
         played = run(cached=replace(CACHED, iteration_s=0.1))
         played.play(3)
