@@ -48,12 +48,12 @@ def lines(rows: Sequence[Row], rank_costs: RankCosts, *, max_overhead: float) ->
 
 
 def _met_too_often(rows: Sequence[Row], max_overhead: float) -> Iterator[str]:
-    """A sentence if meetings alone use up the bound: then the tuner can afford no checkpoint."""
+    """A sentence if meetings alone add more than the bound allows."""
     sizes = [row["gpus"] for row in rows if row["meetings_of_work"] > max_overhead]
     if sizes:
         yield (
             f"From {min(sizes)} GPUs on, meetings alone add more than --max-overhead allows: auto "
-            "takes no\ncheckpoint but the first of each start."
+            "spends\nhalf as much as it allows on checkpoints, in addition."
         )
 
 

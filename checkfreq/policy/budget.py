@@ -13,6 +13,8 @@ from checkfreq.policy.frequency import boundary_share_s, steps_for
 #: The cap on the balance, in expected costs of one checkpoint: enough to make up for a late
 #: checkpoint, too little for a burst after an hour without any.
 DEPTH = 4
+#: The part of what is earned that meetings of the ranks take at most; the rest is for checkpoints.
+MEETINGS_SHARE = 0.5
 
 
 class OverheadBudget:
@@ -24,6 +26,7 @@ class OverheadBudget:
         self._bucket = TokenBucket(rate)
         self._planned_s = 0.0  # what the next checkpoint is expected to cost
         self._num_uncredited = 0
+        self._owed_s = 0.0  # of meetings, not yet deducted
 
     @property
     def rate(self) -> float:
@@ -51,6 +54,9 @@ class OverheadBudget:
             self._num_uncredited = 0
             self.productive_s += earned_s
             self._bucket.earn(earned_s)
+            paid_s = min(self._owed_s, MEETINGS_SHARE * self._bucket.rate * earned_s)
+            self._owed_s -= paid_s
+            self._bucket.spend(paid_s)
 
     # ---- spending
 
@@ -64,6 +70,14 @@ class OverheadBudget:
         """Something else held training for ``cost_s``."""
         self.overhead_s += cost_s
         self._bucket.spend(cost_s)
+
+    def pay_meeting(self, cost_s: float) -> None:
+        """A meeting of the ranks held training for ``cost_s``, deducted as more is earned.
+
+        Where meetings alone cost more than is earned, checkpoints are still taken.
+        """
+        self.overhead_s += cost_s
+        self._owed_s += cost_s
 
     def reserve(self) -> float:
         """A checkpoint begins: set its expected cost aside, and return that."""

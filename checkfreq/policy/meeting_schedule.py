@@ -13,6 +13,7 @@ import math
 from collections import deque
 from statistics import median_low
 
+from checkfreq.policy.budget import MEETINGS_SHARE
 from checkfreq.policy.estimates import OUTLIER
 
 #: The part of the bound that meetings may use; the rest is for checkpoints. Chosen, not measured:
@@ -23,8 +24,8 @@ _SHARE = 0.25
 _FARTHEST_STEPS = 100
 _FARTHEST_APART_STEPS = 1000
 #: However expensive meetings are, a stop signal is noticed within so many times ``every_s``: the
-#: first, unless meetings would then use more than this part of the bound, and never the second.
-_LATEST, _MOST_SHARE, _LATEST_OF_MANY = 10.0, 0.5, 60.0
+#: first, unless meetings would then use more than `MEETINGS_SHARE`, and never the second.
+_LATEST, _LATEST_OF_MANY = 10.0, 60.0
 #: Meetings whose lower median is the cost of one: one that waits for a slow rank does not count.
 _WINDOW = 9
 
@@ -78,6 +79,6 @@ class MeetingSchedule:
 
     def _apart(self, iteration_s: float, *, every_s: float, bound: float) -> int:
         """The distance in steps that keeps meetings within their share of the bound."""
-        latest_s = min(self.cost_s / (_MOST_SHARE * bound), _LATEST_OF_MANY * every_s)
+        latest_s = min(self.cost_s / (MEETINGS_SHARE * bound), _LATEST_OF_MANY * every_s)
         apart_s = min(self.cost_s / (_SHARE * bound), max(_LATEST * every_s, latest_s))
         return math.ceil(min(apart_s / iteration_s, _FARTHEST_APART_STEPS))

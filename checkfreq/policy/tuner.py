@@ -446,7 +446,7 @@ class RateTuner:
 
     def met(self, seconds: float) -> None:
         """The ranks met at a boundary, which held training for so long."""
-        self._budget.pay(self._meetings.met(seconds))
+        self._budget.pay_meeting(self._meetings.met(seconds))
 
     def set_cost_floor(self, costs: Mapping[str, float]) -> None:
         """Plan with ``costs`` of other ranks (by their names in Profile) that are higher."""

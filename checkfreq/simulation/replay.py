@@ -31,8 +31,6 @@ _CHUNK_ITERATIONS = 500
 _MOST_ITERATIONS = 100_000
 _MOST_INTERVALS = 512
 _FEW = 16
-#: Steps until the next checkpoint where there is none: longer than any run.
-_NEVER = 10**15
 #: Two checkpoints may seem to overlap by this part of the time until durable, through rounding.
 _ROUNDING = 1e-6
 
@@ -122,21 +120,11 @@ class FailureFreeRun:
     def _typical_gaps(self) -> Sequence[int]:
         gaps = [after - before for before, after in pairwise(self._steps)]
         planned = self.run.planned_steps
-        if planned is not None and self._have_ceased(planned):
-            return [_NEVER]
         if len(gaps) >= _FEW or planned is None:
             return gaps[len(gaps) // 2 :][-_MOST_INTERVALS:]
         costs = self._costs
         waits_s = (costs.durable_s - costs.cost_s) * (1 - _ROUNDING)
         return [max(planned, math.ceil(waits_s / costs.iteration_s))]
-
-    def _have_ceased(self, planned: int) -> bool:
-        """Whether checkpoints were planned, but none was taken for half of the time.
-
-        They are withheld where meetings of the ranks use up the bound.
-        """
-        since = self.run.num_iterations - (self._steps[-1] if self._steps else 0)
-        return since > max(_FEW * planned, self.run.num_iterations / 2)
 
     def _repeat(self, gaps: Sequence[int]) -> None:
         since_s = self._starts_s[-1] if self._starts_s else -self._costs.cost_s

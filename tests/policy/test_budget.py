@@ -61,6 +61,25 @@ def test_anything_else_that_held_training_is_paid_in_full() -> None:
     assert (found.overhead_s, found.balance_s) == (3.0, -2.0)
 
 
+def test_a_meeting_is_paid_out_of_half_of_what_is_earned_after_it() -> None:
+    found = earned(10.0)
+    found.pay_meeting(0.6)
+    assert (found.overhead_s, found.balance_s) == (0.6, 1.0)
+    balances_s = []
+    for _ in range(3):
+        found.earn(5.0)
+        balances_s.append(found.balance_s)
+    assert balances_s == pytest.approx([1.25, 1.5, 1.9])  # 0.5 s each time, less 0.6 s in all
+
+
+def test_meetings_that_cost_more_than_is_earned_leave_half_of_it() -> None:
+    found = earned(10.0)
+    for _ in range(4):
+        found.pay_meeting(50.0)
+        found.earn(5.0)
+    assert found.balance_s == pytest.approx(2.0)
+
+
 @pytest.mark.parametrize(
     ("cost_s", "owed_s", "balance_s"), [(0.4, None, 1.6), (5.0, None, -3.0), (5.0, 2.0, 0.0)]
 )

@@ -88,7 +88,9 @@ def test_a_rank_alone_meets_nobody() -> None:
         (1e-6, 0.1, 100, 10),
         (1e-6, 0.1, 4, 4),  # and where a checkpoint may be due
         (0.035, 1.0, 1, 4),  # 35 ms are a quarter of the bound of 4 s
-        (5.0, 1.0, 1, 10),  # but within 10 s, whatever they cost
+        (0.16, 1.0, 1, 10),  # but within 10 s
+        (0.7, 1.0, 1, 40),  # unless half of the bound would be less than they cost then
+        (5.0, 1.0, 1, 60),  # and within a minute, whatever they cost
     ],
 )
 def test_meetings_are_as_far_apart_as_in_a_run(
