@@ -16,12 +16,13 @@ Capture = pytest.CaptureFixture[str]
 
 
 def test_it_prints_a_line_for_each_size_and_arm(capsys: Capture) -> None:
-    assert main([*RUN, "--gpus", "8,100000", "--days", "3"]) == 0
+    run = [*RUN, "--rank-costs", "none"]  # what is measured of many ranks may change
+    assert main([*run, "--gpus", "8,100000", "--days", "3"]) == 0
     printed, _, notes = capsys.readouterr().out.partition("\n\n")
     head, *lines = printed.splitlines()
     assert head.split()[:5] == ["GPUS", "MTBF", "CHOSEN", "ITERATIONS", "INTERVAL"]
     assert [line.split()[0] for line in lines] == ["8"] * 7 + ["100000"] * 7
-    assert lines[7].split()[:7] == ["100000", "17.7", "min", "bound", "32", "32.0", "s"]
+    assert lines[7].split()[:7] == ["100000", "17.7", "min", "bound", "29", "29.0", "s"]
     assert "of the work done" in notes
     assert "*:" not in notes
 
