@@ -240,8 +240,8 @@ class Meetings:
         self, number: int, own: Json, merge: Merge, is_wanted: Callable[[], bool]
     ) -> Json:
         """Say something, join what the ranks below say, hand that up, and receive the decision."""
-        phase, since_s = own["phase"], time.monotonic()
-        limits = Limits(since_s, self.patience_s, is_wanted)
+        phase = own["phase"]
+        limits = Limits(time.monotonic(), self.patience_s, is_wanted)
         self._line.say(_own(number, self.rank), own)
         word = own
         if self._node.children:

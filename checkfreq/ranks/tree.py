@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 #: How many words a rank joins with its own, at most. More of them cost their parent time, fewer a
-#: level more, which is two round trips to the store. Measured with 8, 16 and 32 (`benchmarks.ranks
-#: --fan-in`, 2026-11, two cores): among 64 ranks no difference, among 256 and 512 ranks 8 takes a
-#: tenth longer than 16, and 32 a tenth less; but with 32, rank 0 spends as much among 16 ranks as
-#: it does with 16, and a fifth more among 512. Three levels take 4,369 ranks.
+#: level more, which is two round trips to the store. Compared with 8 and 32 on two cores
+#: (`benchmarks.ranks --fan-in 8 16 32`, 2026-11): among 64 ranks no difference; among hundreds 8
+#: takes longer, 32 less long but more of rank 0. Three levels take 4,369 ranks.
 FAN_IN = 16
 
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from checkfreq.store.boxes import Box
-from checkfreq.store.checks import LARGEST, ManifestError, require
+from checkfreq.store.checks import ManifestError, is_count, require
 from checkfreq.types import Json
 
 #: (dimension, size of the whole tensor along it) for each dimension that is cut, ascending.
@@ -197,8 +197,7 @@ def _dims(value: Json) -> Dims:
 
 
 def _are_counts(values: Iterable[Json]) -> bool:
-    """Whether all are whole numbers from 0 on: a leader asks it of every cut of every rank."""
-    return all(type(value) is int and 0 <= value <= LARGEST for value in values)
+    return all(map(is_count, values))
 
 
 def _run(value: Json, num_dims: int, ranks: Collection[int]) -> Run:
