@@ -107,9 +107,15 @@ def leader_commits(
     return store.commit(pending, merged, supersede_after=after)
 
 
-def commit_jointly(store: JointStore, step: int, *, world: int = 3) -> CommitResult:
+def all_write(store: JointStore, step: int = 5, *, world: int = 3) -> tuple[Share, Pending]:
+    """Every rank has written its part; returns the leader's share, and what it can commit."""
     leader, *members = shares(step, world=world)
     pending = leader_begins(store, leader)
     for member in members:
         write_part(store, member)
+    return leader, pending
+
+
+def commit_jointly(store: JointStore, step: int, *, world: int = 3) -> CommitResult:
+    leader, pending = all_write(store, step, world=world)
     return leader_commits(store, pending, leader)

@@ -18,6 +18,7 @@ from checkfreq.store.joint import JointStore
 from checkfreq.store.places import RANKS_A_FOLDER, folder_of, is_folder, place_of
 from checkfreq.testing import CrashingFileOps
 from tests.store.ranks import (
+    all_write,
     commit_jointly,
     image_of,
     leader_begins,
@@ -158,10 +159,7 @@ def test_a_link_in_place_of_a_folder_is_not_followed(on_disk: JointStore) -> Non
 def test_what_killed_workers_left_in_a_folder_is_not_committed(
     store: JointStore, disk: CrashingFileOps
 ) -> None:
-    leader, *members = shares(world=WORLD)
-    pending = leader_begins(store, leader)
-    for member in members:
-        write_part(store, member)
+    leader, pending = all_write(store, world=WORLD)
     folder = pending.path / "ranks-00004"
     for name in (".part-00007.json.new", "failed-00007.txt", ".look"):
         disk.write_file(folder / name, b"")
@@ -172,10 +170,7 @@ def test_what_killed_workers_left_in_a_folder_is_not_committed(
 def test_every_folder_is_synced_before_the_step_has_its_name(
     store: JointStore, disk: CrashingFileOps
 ) -> None:
-    leader, *members = shares(world=WORLD)
-    pending = leader_begins(store, leader)
-    for member in members:
-        write_part(store, member)
+    leader, pending = all_write(store, world=WORLD)
     del disk.calls[:]
     leader_commits(store, pending, leader)
     begin = disk.calls.index(f"sync_file {pending.path}/manifest.json")
