@@ -317,7 +317,7 @@ def stop_over_and_over(
         except AssertionError as error:
             raise AssertionError(
                 f"seed {seed}, {case}, {instant} in life {run.num_lives} of {run.folder}: "
-                f"{error}\n{lived.logs}"
+                f"{error}; statuses {lived.statuses}\n{lived.logs}"
             ) from error
         if is_over:
             run = None

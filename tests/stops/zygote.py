@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,10 @@ ROOT = Path(__file__).resolve().parents[2]
 class Zygote:
     """Starts trainers and knows how they ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: Sequence[str] = (sys.executable, "-m", __name__)) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -83,6 +84,7 @@ class Zygote:
                 if "status" in line:
                     self._ended[line["pid"]] = line["status"]
                 else:
+                    self._ended.pop(line["pid"], None)  # of an earlier trainer with this number
                     self._started.append(line["pid"])
 
 
