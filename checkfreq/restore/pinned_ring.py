@@ -47,6 +47,7 @@ class PinnedRing:
         self.buffer_bytes = buffer_bytes
         self._device = device
         self._lock = threading.Lock()
+        self._growing = threading.Lock()
         self._threads: set[int] = set()
         self._blocks: list[_Block] = []
         self._free: list[memoryview] = []
@@ -77,17 +78,16 @@ class PinnedRing:
     def _add_own(self) -> None:
         """Add the calling thread's buffers, if it has none and they are within the bound."""
         thread = threading.get_ident()
-        with self._lock:
-            if thread in self._threads:
-                return
+        if thread in self._threads:
+            return
+        num_bytes = self.buffer_bytes * BUFFERS_PER_THREAD
+        with self._growing:  # a thread without its own then finds those of all that came before
+            if (len(self._blocks) + 1) * num_bytes <= MAX_RING_BYTES:
+                block = _Block(self._device, num_bytes)  # may take milliseconds
+                with self._lock:
+                    self._blocks.append(block)
+                    self._free += block.cut(self.buffer_bytes)
             self._threads.add(thread)
-            num_bytes = self.buffer_bytes * BUFFERS_PER_THREAD
-            if len(self._threads) * num_bytes > MAX_RING_BYTES:  # shares those of the others
-                return
-        block = _Block(self._device, num_bytes)  # may take milliseconds
-        with self._lock:
-            self._blocks.append(block)
-            self._free += block.cut(self.buffer_bytes)
 
     def give(self, view: memoryview, waits: Sequence[Wait] = ()) -> None:
         """Take a buffer back, from which the copies that ``waits`` wait for are still reading."""

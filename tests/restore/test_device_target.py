@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,14 @@ from torch import Tensor
 from checkfreq.errors import StateError
 from checkfreq.restore import pinned_ring
 from checkfreq.restore.device_target import DeviceTransfers
-from checkfreq.restore.pinned_ring import BUFFERS_PER_THREAD, MAX_RING_BYTES
+from checkfreq.restore.pinned_ring import (
+    BUFFERS_PER_THREAD,
+    LARGEST_BUFFER_BYTES,
+    MAX_RING_BYTES,
+    PinnedRing,
+)
+from checkfreq.restore.stream import MOST_THREADS
+from checkfreq.snapshot.pinning import pin_range
 from checkfreq.store.boxes import Box
 from checkfreq.types import PAGE_BYTES
 from tests.restore.device_filling import (
@@ -243,6 +252,27 @@ def test_buffers_of_any_number_of_threads_are_below_64_mib(
         assert ring.num_bytes == min(num_threads, MAX_RING_BYTES // share) * share
         assert (opened.buffers is ring) == (read_bytes <= 1 << 20)
     assert fake.registrations.num_bytes == 0
+
+
+def test_threads_beyond_the_bound_wait_for_buffers_that_others_are_adding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def pin_slowly(*args: Any) -> Any:
+        time.sleep(0.01)
+        return pin_range(*args)
+
+    monkeypatch.setattr(pinned_ring, "pin_range", pin_slowly)
+    ring = PinnedRing(SharedDevice(0), buffer_bytes=LARGEST_BUFFER_BYTES)
+    everybody = threading.Barrier(2 * MOST_THREADS)
+
+    def hold_one() -> None:
+        everybody.wait(DEADLINE_S)
+        mine = ring.take()
+        everybody.wait(DEADLINE_S)
+        ring.give(mine)
+
+    run_in_threads(hold_one, everybody.parties)
+    ring.close()
 
 
 def run_in_threads(work: Callable[[], None], count: int) -> None:
