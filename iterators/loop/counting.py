@@ -78,13 +78,14 @@ class Counting:
 def is_enumerated(running: Generator[Any, Any, Any]) -> bool:
     """Whether an ``enumerate`` draws from the running generator, perhaps through others.
 
-    An ``enumerate`` has no Python frame, so it can only be found as an object. Visits every object
-    that the garbage collector knows, which takes some ten milliseconds: done once per restore.
+    An ``enumerate`` has no Python frame, so it can only be found as an object: among all that the
+    garbage collector knows, which takes tens of milliseconds beside torch, and several times as
+    long where other generators are in between. Done once per restore.
     """
     drawing = list(_drawing_from(running))
     return any(
         one is running or (isinstance(one, GeneratorType) and one.gi_frame in drawing)
-        for counting in gc.get_objects()
+        for counting in (gc.get_objects() if drawing else gc.get_referrers(running))
         if type(counting) is enumerate
         for one in gc.get_referents(counting)
     )

@@ -194,7 +194,8 @@ _ENDED = object()
 
 def _batches(iterator: CFIterator, epochs: int) -> Generator[Any, None, None]:
     for _ in iterator.epochs(epochs):
-        yield from iterator
+        for _, batch in iterator.enumerate():  # a count from 0 would be looked for in each life
+            yield batch
 
 
 def _counted_samples(iterator: CFIterator, samples: Sequence[Any]) -> list[Sample]:
