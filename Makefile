@@ -15,9 +15,10 @@ COMPAT ?= build/compat
 PAIRS ?=
 FULLY_COVERED := checkfreq/store/*,checkfreq/policy/*,checkfreq/restore/stream.py,checkfreq/restore/reads.py,checkfreq/restore/buffers.py,checkfreq/testing/crashing.py,iterators/order/epoch.py
 # What covers that alone. Tracing makes tests in Python take twice as long: the others run without.
-COVERING := $(filter-out %/test_trace_simulation.py,$(wildcard tests/policy/test_*.py)) tests/store \
-  tests/testing tests/restore/test_stream.py \
-  tests/restore/test_shared_reads.py tests/restore/test_buffers.py tests/iterators/order
+COVERING := $(filter-out %/test_trace_simulation.py %/test_joint_power_cut.py, \
+    $(wildcard tests/policy/test_*.py tests/store/test_*.py)) tests/testing \
+  tests/restore/test_stream.py tests/restore/test_shared_reads.py tests/restore/test_buffers.py \
+  tests/iterators/order
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Containers often forbid it; without bytecode each of thousands of processes compiles our sources,

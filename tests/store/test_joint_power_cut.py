@@ -76,7 +76,7 @@ def check_disk(disk: CrashingFileOps, *allowed: set[int]) -> None:
 
 
 def cuts(
-    ops: CrashingFileOps, act: Turn, *, limit: int = 48
+    ops: CrashingFileOps, act: Turn, *, limit: int = 24
 ) -> Iterator[tuple[bool, CrashingFileOps]]:
     """Every disk that a cut at any operation of ``act`` can leave, and whether ``act`` returned."""
     for left in power.cuts(ops, lambda twin: act(store_on(twin)), limit=limit):
@@ -134,7 +134,7 @@ def test_power_cut_anywhere_in_a_joint_commit_leaves_the_old_set_or_one_more(
     order: Sequence[str],
 ) -> None:
     num_disks = 0
-    limit = 12 if places.RANKS_A_FOLDER == 1 else 48  # the same cuts as of a tree, and some more
+    limit = 8 if places.RANKS_A_FOLDER == 1 else 24  # the same cuts as of a tree, and some more
     for finished, disk in cuts(disk_with(1, 2), in_order(order, 3), limit=limit):
         num_disks += 1
         check_disk(disk, {1, 2, 3}, *([] if finished else [{1, 2}]))
