@@ -15,7 +15,7 @@ from tests.stops.stopping import run_whole, stop_over_and_over
 from tests.stops.zygote import Zygote
 
 #: Instants of each case, in `make test` and in `make test-more`.
-SOME, MANY = 4, 17
+SOME, MANY = 2, 17
 
 
 @cache
