@@ -195,14 +195,9 @@ class Tree:
 
     def encode(self) -> bytes:
         """The file's bytes; ValueError if ``objects`` holds what JSON cannot express."""
-        with gc_paused():
-            fields = self._fields()
-        return sealed(TREE_VERSION, ",\n".join(fields))
-
-    def _fields(self) -> tuple[str, ...]:
         leaves = self.leaves.values()
         own = columns.pack([[list(one.names), list(one.whole), one.positions] for one in leaves])
-        return (
+        fields = (
             fields_text(self.root),
             f'"leader": {self.leader}',
             f'"is_split": {json_text(self.is_split)}',
@@ -210,6 +205,7 @@ class Tree:
             f'"own": [{json_lines(map(json_text, own))}]',
             f'"cuts": [{json_lines(map(json_text, self.cuts.to_json()))}]',
         )
+        return sealed(TREE_VERSION, ",\n".join(fields))
 
     def joined(self, parts: Sequence[Manifest]) -> Manifest:
         """The leader's and these ranks' records as one; ``parts`` are the ranks' own."""
