@@ -197,11 +197,15 @@ def can_be_called(owner: Any, name: str) -> bool:
         return False
 
 
+#: Anything else may have an attribute of that name, restored from a hostile state.
+_OF_SCHEDULERS = (torch.optim.lr_scheduler.SequentialLR, torch.optim.lr_scheduler.ChainedScheduler)
+
+
 def methods(objects: dict[str, Any]) -> dict[str, Any]:
     """By path, everything that can be called on tracked objects, and on those inside of them."""
     found: dict[str, Any] = {}
     for name, value in objects.items():
-        inner = getattr(value, "_schedulers", [])
+        inner = value._schedulers if isinstance(value, _OF_SCHEDULERS) else []
         for path, owner in [(name, value), *((f"{name}.{i}", v) for i, v in enumerate(inner))]:
             if hasattr(owner, "__dict__"):
                 names = {*vars(owner), *dir(type(owner))} - {"__dict__", "__doc__"}
