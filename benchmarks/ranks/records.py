@@ -5,8 +5,7 @@
 Every rank's part is written once, as its worker would: 1,000 tensors sharded by rows as FSDP2 does,
 its positions, and a payload of the right length with nothing in it. Then, in processor time:
 
-``commit``: what the leader's worker does once all parts are there, up to the durable record. As in
-that process, the garbage collector has no torch to visit (for ``DCP`` too).
+``commit``: what the leader's worker does once all parts are there, up to the durable record.
 ``restore``: what one rank of as many reads and plans. ``reshard``: the same for one of half as
 many. ``merged``: one record of all ranks, as fewer ranks write it. ``DCP``: the global plan of
 torch.distributed.checkpoint and its pickled ``.metadata``, and reading it to plan the same shards.
@@ -15,7 +14,6 @@ With an arm, the lines say how many bytes the record has that every rank reads.
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import tempfile
@@ -92,7 +90,7 @@ def _measure_ours(folder: Path, world: int, *, is_tree: bool) -> None:
     def commit() -> None:
         store.commit(pending, store.merge_parts(pending, leader, range(1, world)))
 
-    seconds = _commit_s(commit)
+    seconds = _processor_s(commit)
     record_bytes = len(store.record(_STEP))
     _report("commit", arm, world, seconds, record_bytes)
     for what, readers in (("restore", world), ("reshard", world // 2)):
@@ -176,7 +174,7 @@ def _measure_dcp(world: int) -> None:
         _, metadata = create_default_global_save_plan(plans)
         found.append(pickle.dumps(metadata))
 
-    seconds = _commit_s(commit)
+    seconds = _processor_s(commit)
     _report("commit", "DCP", world, seconds, len(found[0]))
     for what, readers in (("restore", world), ("reshard", world // 2)):
         seconds = _processor_s(partial(_plan_dcp, found[0], readers))
@@ -199,16 +197,6 @@ def _write_items(rank: int, world: int) -> Iterator[WriteItem]:
             data = TensorWriteData(chunk, properties, torch.Size(shape))
             index = MetadataIndex(key, chunk.offsets)
             yield WriteItem(index, WriteItemType.SHARD, tensor_data=data)
-
-
-def _commit_s(commit: Callable[[], object]) -> float:
-    """Of a commit in a process whose collector has no torch to visit, as a worker's has none."""
-    gc.collect()
-    gc.freeze()
-    try:
-        return _processor_s(commit)
-    finally:
-        gc.unfreeze()
 
 
 def _processor_s(act: Callable[[], object]) -> float:

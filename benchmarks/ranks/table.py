@@ -31,11 +31,11 @@ def meetings(lines: list[Line]) -> str:
 
 _RECORDS = """\
 The records of many ranks, each with 1,000 tensors sharded by rows, in processor time. *Commit*: the
-first rank's worker, once all parts are there; its garbage collector has no torch to visit (here for
-DCP neither). *Restore*, *reshard*: what one rank of as many, or of half as many, reads and plans
-before it reads a tensor. `tree`: the record names the ranks' records; `merged`: it holds them, as
-that of few ranks does; `DCP`: the global plan and `.metadata` of `torch.distributed.checkpoint`,
-and reading that to plan the same shards. The last column is what every rank reads:
+first rank's worker, once all parts are there. *Restore*, *reshard*: what one rank of as many, or of
+half as many, reads and plans before it reads a tensor. `tree`: the record names the ranks' records;
+`merged`: it holds them, as that of few ranks does; `DCP`: the global plan and `.metadata` of
+`torch.distributed.checkpoint`, and reading that to plan the same shards. The last column is what
+every rank reads:
 """
 
 _WHATS = ("commit", "restore", "reshard")
