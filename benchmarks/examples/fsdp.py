@@ -55,6 +55,7 @@ def main(chk_dir: str) -> None:
     weights = {name: one.full_tensor() for name, one in model.named_parameters()}  # collective
     if dist.get_rank() == 0:
         print("digest", digest(weights))
+    dist.barrier()  # no rank leaves while another still gathers
     dist.destroy_process_group()
 
 

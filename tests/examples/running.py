@@ -101,7 +101,9 @@ class Launched:
     """Ranks under torchrun, which starts all of them again when one is killed."""
 
     def __init__(self, name: str, arguments: list[str], output: Path, *, ranks: int) -> None:
-        command = [sys.executable, "-W", "ignore", "-m", *TORCHRUN, "--max-restarts", "1"]
+        # One for the kill. Under load a rank of FSDP2 was also seen to abort in torch's exit, when
+        # it had printed all ("terminate called without an active exception").
+        command = [sys.executable, "-W", "ignore", "-m", *TORCHRUN, "--max-restarts", "3"]
         command += ["--nproc-per-node", str(ranks), "-m", f"{PACKAGE}.{name}", *arguments]
         with output.open("a") as file:
             self._launcher = subprocess.Popen(
