@@ -78,9 +78,8 @@ class Counting:
 def is_enumerated(running: Generator[Any, Any, Any]) -> bool:
     """Whether an ``enumerate`` draws from the running generator, perhaps through others.
 
-    An ``enumerate`` has no Python frame, so it can only be found as an object: among all that the
-    garbage collector knows, which takes tens of milliseconds beside torch, and several times as
-    long where other generators are in between. Done once per restore.
+    An ``enumerate`` has no Python frame, so it can only be found as an object, among all that the
+    garbage collector knows. Done once per restore: beside torch these are hundreds of thousands.
     """
     drawing = list(_drawing_from(running))
     return any(
