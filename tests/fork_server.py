@@ -23,6 +23,7 @@ _PRELOADED = [
     "torch.distributed.tensor",
     "tests.ranks.tiny",
     "tests.ranks.training",
+    "tests.silence.training",
     "tests.state.sharded",
 ]
 FORK_SERVER.set_forkserver_preload(_PRELOADED)

@@ -1,0 +1,190 @@
+"""Runs a small training whole, then again with kills and restarts, and compares the ends.
+
+A program is a function of a test module, ``train(directory, kill)``: it returns what must be equal,
+and calls ``tick`` at the top of each iteration. Each start is a process forked from the server that
+has imported torch, so it costs its own time only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import signal
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from checkfreq import CFManager, CFMode
+from tests.crash.processes import wait_unlocked
+from tests.fork_server import FORK_SERVER
+
+#: Arguments of a manager that checkpoints every boundary.
+EVERY: dict[str, Any] = {"mode": CFMode.MANUAL, "chk_freq": 1}
+
+#: ``(directory, kill)``: where to checkpoint, and the update to be killed at (0: none).
+Program = Callable[[str, int], Any]
+
+_DEADLINE_S = 240.0
+_PACKAGES = ("checkfreq", "iterators")
+
+
+@dataclass
+class Start:
+    """One process that ran a program: its result, what it logged, its exit status (-9: killed)."""
+
+    result: Any = None
+    records: list[tuple[int, str]] = field(default_factory=list)
+    error: str = ""
+    exit_code: int | None = None
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the two packages logged at WARNING or above."""
+        return [text for level, text in self.records if level >= logging.WARNING]
+
+    @property
+    def infos(self) -> list[str]:
+        """What the two packages logged at INFO."""
+        return [text for level, text in self.records if level == logging.INFO]
+
+
+@dataclass
+class Trial:
+    """The undisturbed start, those that were killed, and the one that resumed to the end."""
+
+    whole: Start
+    killed: list[Start]
+    resumed: Start
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the killed run ended with the same bits as the undisturbed one."""
+        return bool(self.whole.result == self.resumed.result)
+
+    @property
+    def warnings(self) -> list[str]:
+        """Every warning of every start."""
+        starts = (self.whole, *self.killed, self.resumed)
+        return [text for start in starts for text in start.warnings]
+
+
+def start(program: Program, chk_dir: Path, *, kill: int = 0) -> Start:
+    """Run ``program`` in a process of its own, until it ends or kills itself."""
+    here, there = FORK_SERVER.Pipe(duplex=False)
+    process = FORK_SERVER.Process(target=_child, args=(there, program, str(chk_dir), kill))
+    process.start()
+    there.close()
+    started = Start()
+    while here.poll(_DEADLINE_S):
+        try:
+            kind, value = here.recv()
+        except (EOFError, ConnectionResetError):
+            break
+        if kind == "record":
+            started.records.append(value)
+        else:
+            setattr(started, kind, value)
+    process.join(_DEADLINE_S)
+    started.exit_code = process.exitcode
+    if process.is_alive():
+        process.kill()
+    process.close()
+    here.close()
+    return started
+
+
+def tried(program: Program, folder: Path, *, kills: Sequence[int] = (11,)) -> Trial:
+    """Run ``program`` undisturbed, then with a SIGKILL at each update of ``kills``, to its end.
+
+    Fails if a start ends in another way than it should.
+    """
+    whole = start(program, folder / "whole")
+    assert whole.exit_code == 0, whole.error
+    killed = []
+    for kill in kills:
+        killed.append(start(program, folder / "killed", kill=kill))
+        assert killed[-1].exit_code == -signal.SIGKILL, killed[-1].error or "it was not killed"
+        wait_unlocked(folder / "killed")
+    resumed = start(program, folder / "killed")
+    assert resumed.exit_code == 0, resumed.error
+    return Trial(whole, killed, resumed)
+
+
+def tick(manager: CFManager, kill: bool) -> None:
+    """Make what is in flight durable; then kill this process, if ``kill``."""
+    manager.wait()
+    if kill:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def data(n: int = 64, batch: int = 8, **options: Any) -> DataLoader[Any]:
+    """A shuffled loader of ``n`` samples: ``x`` is ``[batch, 8]``, the 3 classes ``[batch]``."""
+    torch.manual_seed(0)
+    x = torch.randn(n, 8)
+    dataset = TensorDataset(x, x[:, :3].argmax(1))
+    return DataLoader(dataset, batch_size=batch, shuffle=True, **options)
+
+
+def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Cross entropy of ``model`` on one batch."""
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def digest(*states: Any) -> str:
+    """A digest of every bit of modules, tensors, arrays and plain containers of them."""
+    hashed = hashlib.sha256()
+    _add(hashed, states)
+    return hashed.hexdigest()[:16]
+
+
+def _add(hashed: hashlib._Hash, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        hashed.update(repr((value.dtype, tuple(value.shape))).encode())
+        flat = value.detach().contiguous().reshape(-1)
+        hashed.update(flat.view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            hashed.update(repr(key).encode())
+            _add(hashed, one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            _add(hashed, one)
+    elif isinstance(value, np.ndarray):
+        hashed.update(value.tobytes())
+    elif hasattr(value, "state_dict"):
+        _add(hashed, value.state_dict())
+    else:
+        hashed.update(repr(value).encode())
+
+
+class _Sending(logging.Handler):
+    """Sends what the packages log at once: the process may be killed at the next instruction."""
+
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__(logging.INFO)
+        self._pipe = pipe
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._pipe.send(("record", (record.levelno, record.getMessage())))
+
+
+def _child(pipe: Connection, program: Program, directory: str, kill: int) -> None:
+    torch.set_num_threads(1)
+    for name in _PACKAGES:
+        logging.getLogger(name).addHandler(_Sending(pipe))
+        logging.getLogger(name).setLevel(logging.INFO)
+    try:
+        result = program(directory, kill)
+    except BaseException:
+        pipe.send(("error", traceback.format_exc()))
+        raise
+    pipe.send(("result", result))
