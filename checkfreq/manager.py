@@ -50,8 +50,9 @@ class CFManager:
     """Checkpoints one training run into one directory.
 
     Arguments
-        chk_dir: the directory of this run alone; created if it does not exist. Or a URL such as
-            "s3://bucket/run": then a directory under ``CFConfig.staging_dir``, mirrored there.
+        chk_dir: the directory of this run alone; created if it does not exist; "~" is the home
+            directory. Or a URL such as "s3://bucket/run": then a directory under
+            ``CFConfig.staging_dir``, mirrored there.
         chk: the state to checkpoint.
         mode: AUTO chooses the interval from measured costs; MANUAL takes it from ``chk_freq``.
         chk_freq: boundaries between checkpoints in MANUAL; 0 checkpoints at epoch boundaries and
@@ -78,7 +79,7 @@ class CFManager:
 
     def __init__(
         self,
-        chk_dir: str | os.PathLike[str],
+        chk_dir: str | bytes | os.PathLike[str],
         chk: CFCheckpoint,
         *,
         mode: CFMode = CFMode.AUTO,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 from click.shell_completion import CompletionItem
 
 from checkfreq.errors import CheckFreqError, ConfigError
+from checkfreq.store.fileops import user_path
 from checkfreq.store.source import CheckpointSource
 from checkfreq.store.store import CheckpointStore
 
@@ -38,7 +38,7 @@ class _Directory(_Type):
             source: CheckpointSource = value
             return source
         if "://" not in value:
-            return CheckpointStore(Path(value))
+            return CheckpointStore(user_path(value))
         if not self._mirrors:
             verb = "it" if ctx is None else ctx.info_name
             raise ConfigError(

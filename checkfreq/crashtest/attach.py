@@ -26,8 +26,7 @@ def redirected(arguments: Arguments) -> Arguments:
         return arguments
     from xxhash import xxh3_64_hexdigest
 
-    given = os.fspath(arguments.chk_dir)
-    name = f"chk-{xxh3_64_hexdigest(given.encode())[:8]}"
+    name = f"chk-{xxh3_64_hexdigest(os.fsencode(arguments.chk_dir))[:8]}"
     config = replace(arguments.config, mirror=None, requeue=False)
     return replace(arguments, chk_dir=Path(plan_in(folder).home) / name, config=config)
 

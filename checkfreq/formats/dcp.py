@@ -46,7 +46,7 @@ from checkfreq.errors import ConfigError, CorruptCheckpointError, storage_errors
 from checkfreq.formats.exporting import ChkDir, export, json_of, names_in, read_tensor
 from checkfreq.formats.importing import Imported, Target, commit, entries_of
 from checkfreq.formats.kinds import Ready
-from checkfreq.formats.output import absolute, new_folder, require_free
+from checkfreq.formats.output import new_folder, require_free
 from checkfreq.formats.plain import from_plain, to_plain
 from checkfreq.formats.stand_ins import StandIns
 from checkfreq.integrations.dcp.chunks import StoredTensor
@@ -58,7 +58,7 @@ from checkfreq.state.saved import SavedObject, new_tensor
 from checkfreq.state.saved_tensor import placed
 from checkfreq.state.tensors import DTYPES
 from checkfreq.store.boxes import Box
-from checkfreq.store.fileops import LocalFileOps
+from checkfreq.store.fileops import LocalFileOps, user_path
 from checkfreq.types import Json
 
 #: The entry with what DCP's files cannot say.
@@ -84,7 +84,7 @@ def to_dcp(
 
     Raises what `checkfreq.load` raises, and ConfigError if ``folder`` is there already.
     """
-    target = absolute(folder)
+    target = user_path(folder)
     require_free(target, overwrite=overwrite)
 
     def write(found: FoundCheckpoint) -> None:
@@ -245,7 +245,7 @@ def from_dcp(
     Raises ConfigError if unpickling what is there would take more than DCP's own classes, tensors
     and plain values, and otherwise as `from_torch_save` does.
     """
-    path = absolute(folder)
+    path = user_path(folder)
     with storage_errors(f"reading {path}"), _damage(path):
         reader = _Reader(path)
         values = reader.values()

@@ -22,7 +22,6 @@ from xxhash import xxh3_64_hexdigest
 from checkfreq import __version__
 from checkfreq.errors import ConfigError, storage_errors
 from checkfreq.formats.kinds import add_object, is_module_state
-from checkfreq.formats.output import absolute
 from checkfreq.formats.stand_ins import StandIns, bytes_of
 from checkfreq.helpers.stream import PayloadStream
 from checkfreq.integrations.dcp.commit import Commit
@@ -33,6 +32,7 @@ from checkfreq.state.capture import POSITIONS, RNG
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.collector import CapturedState, StateCollector
 from checkfreq.store.digests import digest_pieces
+from checkfreq.store.fileops import user_path
 from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest, TensorEntry
 from checkfreq.store.store import CheckpointStore, Pending
 from checkfreq.types import FileSpec, Json
@@ -103,7 +103,7 @@ def commit(state: Imported, target: Target) -> int:
     _require_target(target, state.objects)
     captured = _capture(state, target.like)
     layout = StateLayout.plan(captured)
-    root = absolute(target.chk_dir)
+    root = user_path(target.chk_dir)
     attempt = uuid.uuid4().hex
     with storage_errors(f"writing {root}"):
         saving = Commit(root, target.step, overwrite=target.overwrite, attempt=attempt)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,11 +12,6 @@ from checkfreq.helpers.folders import sync_tree
 from checkfreq.helpers.saving import write_atomically
 from checkfreq.helpers.stream import PayloadStream
 from checkfreq.store.fileops import LocalFileOps
-
-
-def absolute(path: str | os.PathLike[str]) -> Path:
-    """The path, which a later chdir does not move."""
-    return Path(os.fsdecode(path)).absolute()
 
 
 def require_free(path: Path, *, overwrite: bool) -> None:

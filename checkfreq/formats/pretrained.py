@@ -26,7 +26,7 @@ from torch import Tensor
 from checkfreq.errors import ConfigError, CorruptCheckpointError, storage_errors
 from checkfreq.formats.exporting import ChkDir, chosen, export, read_tensor
 from checkfreq.formats.importing import Imported, Target, commit
-from checkfreq.formats.output import absolute, new_folder
+from checkfreq.formats.output import new_folder
 from checkfreq.formats.safetensors_file import Form, SafetensorsFile, write_tensors
 from checkfreq.formats.single_file import forms_of
 from checkfreq.formats.stand_ins import StandIns
@@ -36,7 +36,7 @@ from checkfreq.restore.found import FoundCheckpoint
 from checkfreq.snapshot.layout import SAFETENSORS_NAMES
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.saved import SavedObject
-from checkfreq.store.fileops import Kind, LocalFileOps
+from checkfreq.store.fileops import Kind, LocalFileOps, user_path
 from checkfreq.types import Json
 
 _SINGLE = "model.safetensors"
@@ -72,7 +72,7 @@ def to_pretrained(
     Raises what `checkfreq.load` raises, and ConfigError if ``folder`` has weights already, and for
     an object that is no module, or whose state is more than tensors with names in safetensors.
     """
-    target = absolute(folder)
+    target = user_path(folder)
     _require_no_weights(target, overwrite=overwrite)
 
     def write(found: FoundCheckpoint) -> None:
@@ -81,7 +81,7 @@ def to_pretrained(
         _require_weights_alone(saved)
         with new_folder(target) as made:
             for source in (target, beside):
-                _copy_others(None if source is None else absolute(source), made)
+                _copy_others(None if source is None else user_path(source), made)
             _write(made, found, saved, max_shard_bytes)
 
     return export(chk_dir, step, rank, write)[0].step
@@ -210,7 +210,7 @@ def from_pretrained(
 
     Raises as `from_torch_save` does.
     """
-    source = absolute(folder)
+    source = user_path(folder)
     stand_ins = StandIns()
     tensors: dict[str, Tensor] = {}
     for file in _files(source):

@@ -16,7 +16,7 @@ from checkfreq.errors import CorruptCheckpointError
 from checkfreq.formats.exporting import ChkDir, chosen, export, json_of, read_tensor
 from checkfreq.formats.importing import Imported, Target, commit
 from checkfreq.formats.kinds import Ready
-from checkfreq.formats.output import absolute, require_free, write_file
+from checkfreq.formats.output import require_free, write_file
 from checkfreq.formats.safetensors_file import Form, SafetensorsFile, write_tensors
 from checkfreq.formats.stand_ins import StandIns
 from checkfreq.restore.found import FoundCheckpoint
@@ -24,6 +24,7 @@ from checkfreq.snapshot.layout import SAFETENSORS_NAMES
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.saved import SavedObject
 from checkfreq.state.tensors import DTYPE_NAMES, DTYPES, sizes_of
+from checkfreq.store.fileops import user_path
 from checkfreq.types import Json
 
 #: The entry of a file's metadata with what is not a tensor.
@@ -49,7 +50,7 @@ def to_safetensors(
 
     Raises what `checkfreq.load` raises, and ConfigError if ``path`` is there already.
     """
-    target = absolute(path)
+    target = user_path(path)
     require_free(target, overwrite=overwrite)
 
     def write(found: FoundCheckpoint) -> None:
@@ -112,7 +113,7 @@ def from_safetensors(
 
     Raises as `from_torch_save` does.
     """
-    file = SafetensorsFile.open(absolute(path))
+    file = SafetensorsFile.open(user_path(path))
     stand_ins = StandIns()
     tensors = {
         key: stand_ins.make(form.shape, form.dtype, file.reads()[key])

@@ -13,12 +13,13 @@ import torch
 from checkfreq.errors import ConfigError, CorruptCheckpointError, storage_errors
 from checkfreq.formats.exporting import ChkDir, chosen, export, names_in
 from checkfreq.formats.importing import Imported, Target, commit, entries_of
-from checkfreq.formats.output import absolute, require_free, write_file
+from checkfreq.formats.output import require_free, write_file
 from checkfreq.formats.plain import from_plain, to_plain
 from checkfreq.restore.apply import materialise
 from checkfreq.restore.found import FoundCheckpoint
 from checkfreq.restore.load import require_memory
 from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.store.fileops import user_path
 
 
 def to_torch_save(
@@ -40,7 +41,7 @@ def to_torch_save(
 
     Raises what `checkfreq.load` raises, and ConfigError if ``path`` is there already.
     """
-    target = absolute(path)
+    target = user_path(path)
     require_free(target, overwrite=overwrite)
 
     def read(found: FoundCheckpoint) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from checkfreq.errors import (
 )
 from checkfreq.helpers.folders import ensure_folder, sync_tree
 from checkfreq.helpers.group import Alone, Group, current_group
-from checkfreq.store.fileops import FileOps, Kind, LocalFileOps
+from checkfreq.store.fileops import FileOps, Kind, LocalFileOps, user_path
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class AtomicDirectory:
         self._strategy = strategy
         self._name = f"{name}_rank_{found.rank}" if strategy == "async" else name
         self._keep_last = keep_last
-        self._root = Path(os.fsdecode(output_directory)).absolute()
+        self._root = user_path(output_directory)
         self._ops = LocalFileOps(self._root) if ops is None else ops
         self._ours = re.compile(rf"{re.escape(self._name)}_checkpoint_(\d+)(_force)?")
         self._do("AtomicDirectory", lambda: ensure_folder(self._ops, self._root))

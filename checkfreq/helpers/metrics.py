@@ -14,7 +14,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, SupportsFloat, TypeAlias
 
@@ -22,7 +21,7 @@ from checkfreq.config import ScalarWriter
 from checkfreq.errors import ConfigError, StateError, storage_errors
 from checkfreq.helpers.group import Group, current_group
 from checkfreq.helpers.sums import Summary, Tally
-from checkfreq.store.fileops import FileOps, LocalFileOps
+from checkfreq.store.fileops import FileOps, LocalFileOps, user_path
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +141,7 @@ class Metrics:
         """
         if self._group.rank != 0:
             return
-        target = Path(os.fsdecode(path)).absolute()
+        target = user_path(path)
         own = LocalFileOps(target.parent) if ops is None else ops
         with storage_errors(f"Metrics.to_csv to {target}"):
             own.replace_file(target, self._csv().encode())

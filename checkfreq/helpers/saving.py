@@ -16,7 +16,7 @@ from typing import Any
 
 from checkfreq.errors import ConfigError, StorageError, storage_errors
 from checkfreq.helpers.stream import PayloadStream
-from checkfreq.store.fileops import FileOps, LocalFileOps
+from checkfreq.store.fileops import FileOps, LocalFileOps, user_path
 
 _SUFFIX = ".saving"
 #: As many as the kernel follows.
@@ -87,7 +87,7 @@ def _as_path(path: object) -> Path:
             "Only a name can be moved from the old file to the new one at an instant, so an open "
             "file cannot be written atomically: pass its path, or use torch.save"
         )
-    return Path(os.fsdecode(path)).absolute()
+    return user_path(path)
 
 
 def _behind_links(path: Path, ops: FileOps | None) -> Path:

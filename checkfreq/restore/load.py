@@ -27,7 +27,7 @@ from checkfreq.persist.listing import best_in
 from checkfreq.restore.found import FoundCheckpoint
 from checkfreq.restore.restorer import Restorer
 from checkfreq.snapshot.memory import available_host_bytes
-from checkfreq.store.fileops import Kind
+from checkfreq.store.fileops import Kind, user_path
 from checkfreq.store.manifest import MANIFEST_NAME
 from checkfreq.store.source import CheckpointSource
 from checkfreq.store.store import CheckpointStore, step_of
@@ -123,9 +123,9 @@ def source_of(
 def _named_source(
     path: str | os.PathLike[str] | Mirror, step: int | str | None
 ) -> tuple[CheckpointSource, int | str | None]:
-    if isinstance(path, Mirror) or is_url(os.fspath(path)):
-        return MirrorReader(path if isinstance(path, Mirror) else Mirror(os.fspath(path))), step
-    chk_dir, step = _split(Path(path), step)
+    if isinstance(path, Mirror) or is_url(os.fsdecode(path)):
+        return MirrorReader(path if isinstance(path, Mirror) else Mirror(os.fsdecode(path))), step
+    chk_dir, step = _split(user_path(path), step)
     return CheckpointStore(chk_dir), step
 
 
@@ -183,7 +183,6 @@ def _state_of(live: Any) -> Any:
 
 def _split(path: Path, step: int | str | None) -> tuple[Path, int | str | None]:
     """The run's directory, and the step if ``path`` is the directory of one, or a link to one."""
-    path = path.absolute()
     named = step_of(path.name)
     if step is None and named is not None:
         ops = CheckpointStore(path.parent).ops

@@ -14,6 +14,7 @@ from checkfreq.policy.retention import RetentionPolicy
 from checkfreq.run.checks import cadence, check_arguments, usable
 from checkfreq.run.interrupt import StopNotice
 from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.store.fileops import user_path
 from checkfreq.types import CFMode, Json
 
 
@@ -21,7 +22,7 @@ from checkfreq.types import CFMode, Json
 class Arguments:
     """What the user passed to CFManager, which documents each of them."""
 
-    chk_dir: str | os.PathLike[str]
+    chk_dir: str | bytes | os.PathLike[str]
     chk: CFCheckpoint
     mode: CFMode
     chk_freq: int | None
@@ -56,7 +57,7 @@ class Arguments:
         if (mirror := Mirror.of(self.config.mirror)) is not None:
             open_store(mirror)  # refuses what cannot work; nothing is sent
         notice = StopNotice(self.config.stop_signals)
-        return Checked(usable(Path(self.chk_dir)), manual, policy, notice)
+        return Checked(usable(user_path(self.chk_dir)), manual, policy, notice)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from xxhash import xxh3_128_hexdigest
 from checkfreq.errors import ConfigError
 from checkfreq.mirror.settings import Mirror, is_url
 from checkfreq.session.arguments import Arguments
+from checkfreq.store.fileops import user_path
 
 _FOLDED_URL = re.compile(r"[a-z][a-z0-9]{1,5}:/[^/]")
 
@@ -26,7 +27,7 @@ def staged(arguments: Arguments) -> Arguments:
     Returns them as they are if ``chk_dir`` is a directory. Raises ConfigError for a mirror at
     another URL, and if there is no place for the directory.
     """
-    given = os.fspath(arguments.chk_dir)
+    given = os.fsdecode(arguments.chk_dir)
     if not isinstance(arguments.chk_dir, str) and _FOLDED_URL.match(given):
         raise ConfigError(
             f"chk_dir={arguments.chk_dir!r}: a Path is no URL, since it folds the slashes: pass a "
@@ -48,7 +49,7 @@ def staged(arguments: Arguments) -> Arguments:
 def staging_folder(given: str | os.PathLike[str] | None) -> Path:
     """Where the directories of URLs are: ``given``, or the user's cache folder."""
     if given is not None:
-        return Path(given)
+        return user_path(given)
     cache = os.environ.get("XDG_CACHE_HOME", "")
     try:
         home = Path(cache) if cache.startswith("/") else Path.home() / ".cache"

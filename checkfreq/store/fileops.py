@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from checkfreq.errors import ForeignEntryError, StorageError
+from checkfreq.errors import ConfigError, ForeignEntryError, StorageError
 from checkfreq.types import round_up_to_page
 
 #: Default bound of `FileOps.read_bytes`.
@@ -58,6 +58,19 @@ class Kind(enum.Enum):
     DIRECTORY = "a directory"
     LINK = "a symbolic link"
     OTHER = "a FIFO, socket or device"
+
+
+def user_path(path: str | bytes | os.PathLike[str]) -> Path:
+    """A path as a user gave it, absolute, so that a later chdir does not move it.
+
+    A leading "~" or "~name" is a home directory, as in a shell. Raises ConfigError for "".
+    """
+    text = os.fsdecode(path)
+    if not text:
+        raise ConfigError(
+            'expected a path, got "": an unset variable, perhaps? "." is the working directory'
+        )
+    return Path(os.path.expanduser(text)).absolute()
 
 
 class PayloadFile(Protocol):

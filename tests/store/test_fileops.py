@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from checkfreq.errors import ForeignEntryError, StorageError
+from checkfreq.errors import ConfigError, ForeignEntryError, StorageError
 from checkfreq.store.fileops import (
     UNKNOWN_BYTES,
     FileOps,
@@ -20,6 +20,7 @@ from checkfreq.store.fileops import (
     LocalFileOps,
     SystemCalls,
     read_only,
+    user_path,
 )
 from checkfreq.testing import CrashingFileOps, FileOpsContract, page_aligned
 from checkfreq.types import PAGE_BYTES
@@ -512,3 +513,15 @@ def test_a_read_only_descriptor_reads_the_same_memory_and_cannot_write_to_it() -
     finally:
         os.close(reader)
         os.close(memory)
+
+
+def test_a_users_path_is_absolute_and_starts_at_home_where_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert user_path("chk") == tmp_path / "chk"
+    assert user_path(b"~/chk") == Path("/home/me/chk")
+    assert user_path(Path("a~b")) == tmp_path / "a~b"
+    with pytest.raises(ConfigError, match="expected a path"):
+        user_path("")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from checkfreq.store.fileops import user_path
 from checkfreq.store.store import step_of
 
 
 def split_path(path: str | os.PathLike[str]) -> tuple[Path, int | None]:
     """The run's directory, and the step if the path ends in one."""
-    path = Path(path).absolute()  # the process may change its directory
-    step = step_of(path.name)
-    return (path, None) if step is None else (path.parent, step)
+    given = user_path(path)
+    step = step_of(given.name)
+    return (given, None) if step is None else (given.parent, step)
