@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,8 +26,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def checkpointed(path: str | bytes | Path, config: CFConfig = CFConfig()) -> None:
-    with CFManager(path, CFCheckpoint(model=nn.Linear(8, 3)), **EVERY, config=config) as manager:
+def checkpointed(path: str | bytes | Path, **options: Any) -> None:
+    with CFManager(path, CFCheckpoint(model=nn.Linear(8, 3)), **EVERY, **options) as manager:
         manager.restore()
         manager.step()
 
@@ -47,7 +48,7 @@ def test_bytes_are_a_path(home: Path) -> None:
 def test_the_local_copy_of_a_url_may_be_in_the_home_directory(home: Path) -> None:
     url = f"file://{home}/bucket"
     (home / "bucket").mkdir()
-    checkpointed(url, CFConfig(staging_dir="~/staged"))
+    checkpointed(url, config=CFConfig(staging_dir="~/staged"))
     assert len(os.listdir(home / "staged")) == 1
     assert os.listdir(".") == []
 
