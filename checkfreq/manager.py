@@ -21,6 +21,7 @@ from checkfreq.config import CFConfig
 from checkfreq.crashtest.attach import recorder_for, redirected
 from checkfreq.errors import ConfigError, StateError
 from checkfreq.events import Event
+from checkfreq.keyboard import KEYBOARD, uninterrupted
 from checkfreq.persist.attempts import Marks
 from checkfreq.policy.best import BestName
 from checkfreq.policy.retention import DEFAULT_RETENTION, RetentionPolicy
@@ -105,7 +106,13 @@ class CFManager:
             fresh=fresh,
             config=config,
         )
-        session = Session(redirected(arguments))
+        KEYBOARD.attach()
+        try:
+            with KEYBOARD.held:
+                session = Session(redirected(arguments))
+        except BaseException:
+            KEYBOARD.detach()
+            raise
         self._session = session
         self._progress = session.progress
         self._home = session.home
@@ -124,10 +131,12 @@ class CFManager:
         self._ending = Ending(session)
         self._is_on_device = False
         self._recorder = recorder_for(session, save=self.save)  # None but under a crash test
-        self._pass = opaque(self._pass_recorded if self._recorder else self._pass_boundary)
+        passes = self._pass_recorded if self._recorder else self._pass_boundary
+        self._pass = opaque(uninterrupted(passes))
 
     # ---- weight updates
 
+    @uninterrupted
     def weight_update(
         self,
         optimizer: torch.optim.Optimizer | str | None = None,
@@ -181,6 +190,7 @@ class CFManager:
     def _pass_boundary(self, *, epoch_boundary: bool) -> None:
         if self._home.is_elsewhere():
             return
+        KEYBOARD.listen()
         with self._pipeline.held.boundary():
             self._require_unfinished()
             self._session.begin()
@@ -269,6 +279,7 @@ class CFManager:
         if decision.stop is not None and not self._progress.has_stopped:
             self._ending.stop(decision.stop)
 
+    @uninterrupted
     def reopens_after(self, error: Exception) -> bool:
         """Whether a loader, which failed because the run was told to stop, is needed once more.
 
@@ -277,6 +288,7 @@ class CFManager:
         """
         return self._ending.reopens_after(error)
 
+    @uninterrupted
     def stops_after(self, error: Exception) -> bool:
         """Whether a loader failed because the run was told to stop, and its workers with it.
 
@@ -310,6 +322,7 @@ class CFManager:
 
     # ---- checkpoints
 
+    @uninterrupted
     def save(
         self, *, wait: bool = False, keep: bool = False, metrics: Mapping[str, float] | None = None
     ) -> None:
@@ -343,6 +356,7 @@ class CFManager:
         if wait and (error := self._coordinator.outcome(step, attempt)) is not None:
             raise error
 
+    @uninterrupted
     def wait(self) -> None:
         """Return once every snapshot taken so far is durable or has failed.
 
@@ -354,6 +368,7 @@ class CFManager:
         self._session.begin(iterating=False)
         self._coordinator.wait()
 
+    @uninterrupted
     def finish(self) -> None:
         """Mark the run as finished, so that starting it again trains no further.
 
@@ -417,6 +432,7 @@ class CFManager:
 
     # ---- restore
 
+    @uninterrupted
     def restore(
         self,
         step: int | str | None = None,
@@ -468,6 +484,7 @@ class CFManager:
 
     # ---- iterators
 
+    @uninterrupted
     def register_position(self, name: str, source: PositionSource, /) -> None:
         """Checkpoint an iterator's position under ``name``; if one was restored, apply it now.
 
@@ -494,6 +511,7 @@ class CFManager:
         """What iterators tell of each batch that they hand out; None but under a crash test."""
         return None if self._recorder is None else self._recorder.delivered
 
+    @uninterrupted
     def before_first_batch(self) -> None:
         """Put restored generators and gradients in place once more, before the first batch.
 
@@ -509,6 +527,7 @@ class CFManager:
 
     # ---- life
 
+    @uninterrupted
     def close(self, *, timeout_s: float | None = None) -> None:
         """Make the last boundary durable, finish what is in flight, and end the worker.
 
@@ -523,6 +542,7 @@ class CFManager:
     def __enter__(self) -> Self:
         return self
 
+    @uninterrupted
     def __exit__(
         self,
         kind: type[BaseException] | None,

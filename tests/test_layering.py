@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: From the bottom up, as ARCHITECTURE.md lists them. A folder imports itself and what is above it
 #: in this list; the modules of the base may import one another.
-BASE = ("types", "errors", "console", "faults", "forks", "events", "config")
+BASE = ("types", "errors", "console", "faults", "forks", "keyboard", "events", "config")
 FOLDERS = {
     "checkfreq": (
         *("store", "policy", "mirror", "notices", "state", "snapshot", "persist", "supervisor"),

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
+from weakref import WeakSet
 
 from checkfreq import faults
 from checkfreq.config import CFConfig
@@ -30,6 +31,7 @@ from checkfreq.persist import protocol as p
 from checkfreq.persist.exits import LastWord
 from checkfreq.persist.handover import Offer
 from checkfreq.persist.launch import worker_environment
+from checkfreq.persist.lock import worker_of
 from checkfreq.persist.offer import Snapshot
 from checkfreq.persist.process import AdoptedWorker, ChildWorker, WorkerProcess, how_it_ended
 from checkfreq.snapshot.arena import OfferedSlot
@@ -44,6 +46,8 @@ _START_GRACE_S = 60.0
 #: The default of ``CFConfig.takeover_s`` with one rank.
 _TAKEOVER_S = 60.0
 _STDERR_TAIL_BYTES = 16 << 10
+#: The workers of all clients in this process.
+_WORKERS: WeakSet[WorkerProcess] = WeakSet()
 
 
 class _SlotRecord(NamedTuple):
@@ -137,6 +141,7 @@ class WorkerClient:
         if self._stderr_fd >= 0:
             os.close(self._stderr_fd)
         self._process, self._channel, self._stderr_fd = process, channel, stderr_fd
+        _WORKERS.add(process)
         self._last_word.through(channel)
         self._opened = False
         faults.set_peer(process.pid)
@@ -417,6 +422,20 @@ class WorkerClient:
             f"cannot use {self._chk_dir} as a checkpoint directory: {reply.message}. "
             "Give each run its own directory, writable by it; if the previous run is "
             "still saving, wait for it or raise CFConfig.takeover_s."
+        )
+
+
+def require_no_other_manager(chk_dir: Path) -> None:
+    """Raise ConfigError if a manager of this very process holds the directory: no wait would help.
+
+    Called before a manager is made, so that a notebook's variable still holds the first one.
+    """
+    holder = worker_of(chk_dir)
+    if any(worker.pid == holder and worker.is_alive() for worker in _WORKERS):
+        raise ConfigError(
+            f"a manager of this process has {chk_dir} open already (a notebook cell that ran "
+            "again, perhaps): expected one manager per directory. Close that one with its close(), "
+            "then run this again; or train on with it, without making another"
         )
 
 

@@ -193,7 +193,17 @@ class DirectoryLock:
 
 
 def holder_of(chk_dir: Path, *, name: str = ".lock") -> int | None:
-    """The training process for which a worker holds the lock now; None if nobody does.
+    """The training process for which a worker holds the lock now; None if nobody does."""
+    return _held_by("trainer_pid", chk_dir, name=name)
+
+
+def worker_of(chk_dir: Path) -> int | None:
+    """The worker that holds the lock now; None if nobody does."""
+    return _held_by("worker_pid", chk_dir, name=".lock")
+
+
+def _held_by(what: str, chk_dir: Path, *, name: str) -> int | None:
+    """A process in the holder's record.
 
     For a reader: the lock is tried, shared, for an instant. None also where it cannot be told.
     """
@@ -214,6 +224,6 @@ def holder_of(chk_dir: Path, *, name: str = ".lock") -> int | None:
     finally:
         os.close(fd)
     try:
-        return int(json.loads(ops.read_bytes(path, max_bytes=_MAX_BYTES))["trainer_pid"])
+        return int(json.loads(ops.read_bytes(path, max_bytes=_MAX_BYTES))[what])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None

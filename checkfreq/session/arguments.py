@@ -8,6 +8,7 @@ from pathlib import Path
 
 from checkfreq.config import CFConfig
 from checkfreq.mirror.settings import Mirror, open_store
+from checkfreq.persist.client import require_no_other_manager
 from checkfreq.policy.cadence import ManualCadence
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.retention import RetentionPolicy
@@ -57,7 +58,9 @@ class Arguments:
         if (mirror := Mirror.of(self.config.mirror)) is not None:
             open_store(mirror)  # refuses what cannot work; nothing is sent
         notice = StopNotice(self.config.stop_signals)
-        return Checked(usable(user_path(self.chk_dir)), manual, policy, notice)
+        chk_dir = usable(user_path(self.chk_dir))
+        require_no_other_manager(chk_dir)
+        return Checked(chk_dir, manual, policy, notice)
 
 
 @dataclass(frozen=True, slots=True)

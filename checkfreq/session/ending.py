@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from checkfreq.errors import PersistError, RankError, StateError
 from checkfreq.events import StopRecord
+from checkfreq.keyboard import KEYBOARD
 from checkfreq.notices.requeue import requeue
 from checkfreq.persist.attempts import Marks
 from checkfreq.run.loader_deaths import is_of_dead_worker
@@ -163,6 +164,7 @@ class Ending:
                     self._coordinator.close()
                 finally:  # last: a signal must not end a process that is about to end well
                     session.notice.uninstall(has_stopped=progress.has_stopped)
+                    KEYBOARD.detach()
         self._requeue()
 
     def _state(self, *, clean: bool) -> State:

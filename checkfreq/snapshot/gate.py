@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 
 from checkfreq.errors import StateError
 from checkfreq.forks import Home
+from checkfreq.keyboard import uninterrupted
 from checkfreq.snapshot.backends import is_capturing
 
 _P = ParamSpec("_P")
@@ -83,8 +84,8 @@ class UpdateGate:
         self._captured = False
         self._boundary_attempts = 0
         self._boundary_declared = 0
-        before_step = opaque(self._before_step)
-        self._announce = opaque(self._before_write)
+        before_step = opaque(uninterrupted(self._before_step))
+        self._announce = opaque(uninterrupted(self._before_write))
         self._count = opaque(self._add_attempt)
         self._hooks = [
             optimizer.register_step_pre_hook(before_step) for optimizer in optimizers.values()

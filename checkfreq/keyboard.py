@@ -1,0 +1,145 @@
+"""Ctrl-C, which is held back inside our calls and raised as they return.
+
+An interrupt is raised between any two bytecodes. In the middle of a boundary it would leave a
+snapshot that nobody waits for, or a request without its answer; a notebook, where Ctrl-C is caught
+and training goes on, meets that soon. So while a call of ours runs in the main thread, the handler
+of SIGINT only takes note. One that comes 5 s or more after the first is raised at once: a call may
+wait for a disk.
+
+A notebook sets its own handler before each cell. `Keyboard.listen` therefore looks anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+#: How long an interrupt is held back at most, if another one follows.
+_PATIENCE_S = 5.0
+
+
+class Keyboard:
+    """SIGINT in this process, whose handler is ours while anybody is attached."""
+
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._main = threading.main_thread().ident
+        self._pid = os.getpid()
+        self._listeners = 0
+        self._held_since_s: float | None = None
+        self._previous: Any = None
+        #: How many calls are under way, one in another, in which interrupts are held back.
+        self._depth = 0
+        self._outer: list[int] = []
+        #: An interrupt that comes in this context is held back until its outermost end.
+        self.held = _Within(self._hold, self._release)
+        #: Within ``held``, an interrupt that comes in this context is raised at once.
+        self.let_through = _Within(self._let_through, self._hold_again)
+
+    def attach(self) -> None:
+        """Listen until `detach` was called as often."""
+        self._listeners += 1
+        self.listen()
+
+    def detach(self) -> None:
+        """Put the handler back that was there, unless others still listen or it was replaced."""
+        self._listeners -= 1
+        if self._is_main and not self._listeners and self._is_ours(signal.getsignal(signal.SIGINT)):
+            signal.signal(signal.SIGINT, self._previous)
+
+    def listen(self) -> None:
+        """Take SIGINT over again if somebody has set another handler since.
+
+        Not where it is ignored, or has its default effect: to end the process.
+        """
+        if not self._listeners or not self._is_main:
+            return
+        handler = signal.getsignal(signal.SIGINT)
+        if callable(handler) and not self._is_ours(handler):
+            self._previous = signal.signal(signal.SIGINT, self._handle)
+
+    def _hold(self) -> None:
+        if self._is_main:
+            self._depth += 1
+
+    def _release(self) -> None:
+        if self._is_main:
+            self._depth -= 1
+            self._raise_held()
+
+    def _let_through(self) -> None:
+        if self._is_main:
+            self._outer.append(self._depth)
+            self._depth = 0
+            try:
+                self._raise_held()
+            except BaseException:
+                self._hold_again()
+                raise
+
+    def _hold_again(self) -> None:
+        if self._is_main:
+            self._depth = self._outer.pop()
+
+    @property
+    def _is_main(self) -> bool:
+        return threading.get_ident() == self._main
+
+    def _is_ours(self, handler: object) -> bool:
+        return handler == self._handle
+
+    def _raise_held(self) -> None:
+        if self._held_since_s is not None and not self._depth:
+            self._held_since_s = None
+            self._previous(signal.SIGINT, None)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        now_s = self._clock()
+        if self._depth and os.getpid() == self._pid:
+            if self._held_since_s is None:
+                self._held_since_s = now_s
+            if now_s < self._held_since_s + _PATIENCE_S:
+                return
+        self._held_since_s = None
+        self._previous(number, frame)
+
+
+class _Within:
+    """A context that calls ``enter`` and ``leave``; may be entered within itself."""
+
+    def __init__(self, enter: Callable[[], None], leave: Callable[[], None]) -> None:
+        self._enter, self._leave = enter, leave
+
+    def __enter__(self) -> None:
+        self._enter()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._leave()
+
+
+KEYBOARD = Keyboard()
+
+
+def uninterrupted(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """``function``, in which Ctrl-C is held back, and raised as it returns."""
+
+    @functools.wraps(function)
+    def held(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with KEYBOARD.held:
+            return function(*args, **kwargs)
+
+    return held
