@@ -6,7 +6,7 @@ and training goes on, meets that soon. So while a call of ours runs in the main 
 of SIGINT only takes note. One that comes 5 s or more after the first is raised at once: a call may
 wait for a disk.
 
-A notebook sets its own handler before each cell. `Keyboard.listen` therefore looks anew.
+A notebook sets Python's handler before each cell. `Keyboard.listen` therefore looks anew.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Keyboard:
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._main = threading.main_thread().ident
-        self._pid = os.getpid()
+        self._main: int | None = None
+        self._pid = 0
         self._listeners = 0
         self._held_since_s: float | None = None
         self._previous: Any = None
@@ -47,24 +47,31 @@ class Keyboard:
 
     def attach(self) -> None:
         """Listen until `detach` was called as often."""
+        if self._pid != os.getpid():  # forked, in the midst of a call perhaps
+            self._main, self._pid = threading.main_thread().ident, os.getpid()
+            self._listeners = self._depth = 0
+            self._held_since_s = None
+            self._outer.clear()
         self._listeners += 1
-        self.listen()
+        if self._is_main:
+            self._take_over(signal.getsignal(signal.SIGINT))
 
     def detach(self) -> None:
         """Put the handler back that was there, unless others still listen or it was replaced."""
         self._listeners -= 1
-        if self._is_main and not self._listeners and self._is_ours(signal.getsignal(signal.SIGINT)):
+        if self._is_main and not self._listeners and self._is_listening:
             signal.signal(signal.SIGINT, self._previous)
 
     def listen(self) -> None:
-        """Take SIGINT over again if somebody has set another handler since.
+        """Take SIGINT over again if Python's own handler was set since."""
+        if self._listeners and self._is_main:
+            handler = signal.getsignal(signal.SIGINT)
+            if handler is signal.default_int_handler:
+                self._take_over(handler)
 
-        Not where it is ignored, or has its default effect: to end the process.
-        """
-        if not self._listeners or not self._is_main:
-            return
-        handler = signal.getsignal(signal.SIGINT)
-        if callable(handler) and not self._is_ours(handler):
+    def _take_over(self, handler: object) -> None:
+        """Put our handler before this one; not where SIGINT is ignored, or ends the process."""
+        if callable(handler) and handler != self._handle:
             self._previous = signal.signal(signal.SIGINT, self._handle)
 
     def _hold(self) -> None:
@@ -72,7 +79,7 @@ class Keyboard:
             self._depth += 1
 
     def _release(self) -> None:
-        if self._is_main:
+        if self._is_main and self._depth:
             self._depth -= 1
             self._raise_held()
 
@@ -91,11 +98,12 @@ class Keyboard:
             self._depth = self._outer.pop()
 
     @property
+    def _is_listening(self) -> bool:
+        return signal.getsignal(signal.SIGINT) == self._handle
+
+    @property
     def _is_main(self) -> bool:
         return threading.get_ident() == self._main
-
-    def _is_ours(self, handler: object) -> bool:
-        return handler == self._handle
 
     def _raise_held(self) -> None:
         if self._held_since_s is not None and not self._depth:
