@@ -22,17 +22,21 @@ from checkfreq.crashtest.attach import recorder_for, redirected
 from checkfreq.errors import ConfigError, StateError
 from checkfreq.events import Event
 from checkfreq.keyboard import KEYBOARD, uninterrupted
+from checkfreq.mirror.settings import Mirror
 from checkfreq.persist.attempts import Marks
+from checkfreq.persist.client import takeover_s
 from checkfreq.policy.best import BestName
 from checkfreq.policy.retention import DEFAULT_RETENTION, RetentionPolicy
 from checkfreq.policy.tuner import Verdict
 from checkfreq.ranks.coordinator import NO_PROPOSAL, Decision, Proposal
+from checkfreq.restore.peek import Peek, peek
 from checkfreq.run.checks import numbers
 from checkfreq.run.loader_deaths import is_of_loader
 from checkfreq.session.arguments import Arguments
 from checkfreq.session.ending import Ending
 from checkfreq.session.restoring import Restoring
 from checkfreq.session.session import Session
+from checkfreq.session.staging import staged
 from checkfreq.session.updates import WeightUpdates
 from checkfreq.snapshot.gate import opaque
 from checkfreq.state.checkpoint import CFCheckpoint
@@ -93,6 +97,7 @@ class CFManager:
         fresh: bool = False,
         config: CFConfig = CFConfig(),
     ) -> None:
+        chk_dir, config = redirected(chk_dir, config)
         arguments = Arguments(
             chk_dir=chk_dir,
             chk=chk,
@@ -109,7 +114,7 @@ class CFManager:
         KEYBOARD.attach()
         try:
             with KEYBOARD.held:
-                session = Session(redirected(arguments))
+                session = Session(arguments)
         except BaseException:
             KEYBOARD.detach()
             raise
@@ -432,6 +437,30 @@ class CFManager:
 
     # ---- restore
 
+    @staticmethod
+    def peek(
+        chk_dir: str | bytes | os.PathLike[str],
+        *,
+        step: int | None = None,
+        config: CFConfig = CFConfig(),
+    ) -> Peek | None:
+        """What ``restore`` would load, before there are objects; None if there is no checkpoint.
+
+        For a script whose objects depend on how far training had come, as where a frozen part is
+        thawed and its parameters become a new group of the optimizer::
+
+            saved = CFManager.peek("chk/")
+            if saved is not None and len(saved.param_groups["optimizer"]) > 1:
+                thaw(model, optimizer)
+            cf_manager = CFManager("chk/", CFCheckpoint(model=model, optimizer=optimizer))
+
+        ``chk_dir`` and ``config`` are those of the manager. Reads records, not tensors. Waits for
+        the worker of a killed run to finish, for ``CFConfig.takeover_s`` at most. With several
+        ranks each calls it for itself. Raises what ``restore`` raises for unreadable checkpoints.
+        """
+        path, config = staged(*redirected(chk_dir, config))
+        return peek(path, Mirror.of(config.mirror), step=step, wait_s=takeover_s(config))
+
     @uninterrupted
     def restore(
         self,
@@ -439,6 +468,7 @@ class CFManager:
         *,
         only: Collection[str] | None = None,
         exclude: Collection[str] = (),
+        keep: Collection[str] = (),
         strict: bool = True,
         reopen: bool = False,
     ) -> bool:
@@ -450,9 +480,13 @@ class CFManager:
 
         Returns False if the directory never held a checkpoint (a first run), or with
         ``fresh=True``. ``only`` and ``exclude`` select tracked names; ``strict=False`` loads
-        what fits. Newer checkpoints that do not validate are reported and quarantined. After
-        restoring an older ``step``, the first commit sets the later ones aside. A run that was
-        finished at the restored step stays finished unless ``reopen`` is set.
+        what fits. ``keep`` names values of the script that stand, such as
+        ``keep=("scheduler.T_max", "optimizer.lr")`` for a longer schedule and a new rate: a WARNING
+        names those that differ from the run's first start.
+
+        Newer checkpoints that do not validate are reported and quarantined. After restoring an
+        older ``step``, the first commit sets the later ones aside. A run that was finished at the
+        restored step stays finished unless ``reopen`` is set.
 
         Raises StateError once iteration began, NoCheckpointError for a step that does not exist,
         MismatchError if the structure differs (nothing was changed), and CorruptCheckpointError if
@@ -476,7 +510,7 @@ class CFManager:
                 "are made"
             )
         restored = self._restoring.restore(
-            step, only=only, exclude=exclude, strict=strict, reopen=reopen
+            step, only=only, exclude=exclude, keep=keep, strict=strict, reopen=reopen
         )
         if self._recorder is not None:
             self._recorder.begin(self._progress.global_step)

@@ -8,27 +8,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from checkfreq.config import CFConfig
 from checkfreq.crashtest.plan import life_folder, plan_in
-from checkfreq.session.arguments import Arguments
 from checkfreq.session.session import Session
 
 if TYPE_CHECKING:
     from checkfreq.crashtest.recorder import Recorder
 
 
-def redirected(arguments: Arguments) -> Arguments:
-    """The arguments with a directory of the crash test's own; as they are outside of one.
+def redirected(
+    chk_dir: str | bytes | os.PathLike[str], config: CFConfig
+) -> tuple[str | bytes | os.PathLike[str], CFConfig]:
+    """A directory of the crash test's own, and the config for it; as they are outside of one.
 
     The user's directory and mirror are not touched, and no job is put back into a queue.
     """
     folder = life_folder()
     if not folder:
-        return arguments
+        return chk_dir, config
     from xxhash import xxh3_64_hexdigest
 
-    name = f"chk-{xxh3_64_hexdigest(os.fsencode(arguments.chk_dir))[:8]}"
-    config = replace(arguments.config, mirror=None, requeue=False)
-    return replace(arguments, chk_dir=Path(plan_in(folder).home) / name, config=config)
+    name = f"chk-{xxh3_64_hexdigest(os.fsencode(chk_dir))[:8]}"
+    return Path(plan_in(folder).home) / name, replace(config, mirror=None, requeue=False)
 
 
 def recorder_for(session: Session, *, save: Callable[..., None]) -> Recorder | None:

@@ -344,11 +344,7 @@ class WorkerClient:
     @property
     def _takeover_s(self) -> float:
         """How long to wait for the lock: the previous worker may wait for parts of each slot."""
-        config = self._config
-        if config.takeover_s is not None:
-            return config.takeover_s
-        waits_s = config.num_slots * config.rank_timeout_s
-        return _TAKEOVER_S + (waits_s if len(self._role.group) > 1 else 0.0)
+        return takeover_s(self._config, ranks=len(self._role.group))
 
     def _tell_to_open(self, *, keep_pending: bool, is_adopted: bool = False) -> None:
         config = self._config
@@ -423,6 +419,13 @@ class WorkerClient:
             "Give each run its own directory, writable by it; if the previous run is "
             "still saving, wait for it or raise CFConfig.takeover_s."
         )
+
+
+def takeover_s(config: CFConfig, *, ranks: int = 1) -> float:
+    """How long to wait for the worker of a killed run of so many ranks."""
+    if config.takeover_s is not None:
+        return config.takeover_s
+    return _TAKEOVER_S + (config.num_slots * config.rank_timeout_s if ranks > 1 else 0.0)
 
 
 def require_no_other_manager(chk_dir: Path) -> None:

@@ -25,6 +25,7 @@ from checkfreq.errors import (
     printable,
 )
 from checkfreq.restore.found import FoundCheckpoint
+from checkfreq.restore.keeping import entries_by_object, put_live_values
 from checkfreq.state.adapters.base import Changes, Fallible, Findings
 from checkfreq.state.adapters.generic import tree_value
 from checkfreq.state.adapters.module import module_state_dict
@@ -198,6 +199,7 @@ def prepare(
     *,
     only: Iterable[str] | None = None,
     exclude: Iterable[str] = (),
+    keep: Iterable[str] = (),
     strict: bool = True,
     path: str,
     rank: int = 0,
@@ -205,14 +207,14 @@ def prepare(
 ) -> RestorePlan:
     """Compare a checkpoint with the live objects of ``rank`` of ``world``, and change nothing.
 
-    ``only`` and ``exclude`` choose tracked names, "rng", or names of iterators. ``path`` is for
-    messages. Raises MismatchError, which lists everything that does not fit (``strict=False``: one
-    WARNING instead), ConfigError for unknown names, CorruptCheckpointError for state that makes no
-    sense, StateError for shards that are in another node's directory.
+    ``only`` and ``exclude`` choose tracked names, "rng", or names of iterators. ``keep`` names
+    entries of optimizers and objects whose live values stand. ``path`` is for messages.
+
+    Raises MismatchError, which lists everything that does not fit (``strict=False``: one WARNING
+    instead), ConfigError for unknown names, CorruptCheckpointError for state that makes no sense,
+    StateError for shards that are in another node's directory.
     """
-    positions = {
-        r: _decode_positions(loaded, r, path) for r in sorted(loaded.manifest.ranks or {0})
-    }
+    positions = {r: decode_positions(loaded, r, path) for r in sorted(loaded.manifest.ranks or {0})}
     chosen = _chooser(chk, loaded, {n for own in positions.values() for n in own}, only, exclude)
     all_positions = {
         r: {name: value for name, value in own.items() if chosen(name)}
@@ -224,8 +226,11 @@ def prepare(
         loaded.reader,
     )
     findings = Findings()
+    kept = entries_by_object(chk, keep)
     for name in _names_to_restore(chk, loaded, rank, chosen, findings):
         saved = loaded.saved(name, path=path, rank=rank, declared=chk.per_rank)
+        if name in kept:
+            put_live_values(saved, chk.tracked[name], kept[name])
         plan._saved.append(saved)
         plan._changes.append(_prepare_object(chk, saved, findings))
     if chk.rng and chosen(RNG):
@@ -264,7 +269,7 @@ def _names_to_restore(
     return [name for name in chk.tracked if name in names and chosen(name)]
 
 
-def _decode_positions(loaded: FoundCheckpoint, rank: int, path: str) -> dict[str, dict[str, Any]]:
+def decode_positions(loaded: FoundCheckpoint, rank: int, path: str) -> dict[str, dict[str, Any]]:
     saved = SavedObject(POSITIONS, {}, path=path)
     return {name: saved.decode(node) for name, node in loaded.positions(rank).items()}
 
@@ -326,10 +331,11 @@ def _report(findings: Findings, *, strict: bool, path: str) -> None:
         logger.warning("%s: restoring what fits. %s", path, printable(_listing(findings)))
     if findings.overridden:
         logger.warning(
-            "%s: hyper-parameters of the checkpoint replace the script's (assign them after "
-            "restore() to change them): %s",
+            "%s: the script gives other values than at the first start of the run, and those of "
+            "the checkpoint stand: %s. To train on with the script's, write restore(keep=%s)",
             path,
             printable("; ".join(findings.overridden)),
+            printable(repr(tuple(dict.fromkeys(findings.overridden.values())))),
         )
 
 

@@ -41,6 +41,7 @@ class Restoring:
         *,
         only: Collection[str] | None,
         exclude: Collection[str],
+        keep: Collection[str],
         strict: bool,
         reopen: bool,
     ) -> bool:
@@ -57,6 +58,7 @@ class Restoring:
             world=self._role.world,
             only=only,
             exclude=exclude,
+            keep=keep,
             strict=strict,
         )
         restored = self._load(number, self._loading(compare))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from dataclasses import replace
 from functools import partial
 
 from checkfreq.console import say
@@ -214,18 +215,23 @@ class Session:
 def _checked(arguments: Arguments, meetings: Meetings | None) -> tuple[Arguments, Checked, Role]:
     """Check the arguments, on all ranks before any goes on, and agree on who writes what."""
     if meetings is None:
-        arguments = staged(arguments)
+        arguments = _staged(arguments)
         return arguments, arguments.checked(), Role()
     results: list[tuple[Arguments, Checked]] = []
 
     def check() -> None:
-        local = staged(arguments)
+        local = _staged(arguments)
         results.append((local, local.checked()))
 
     meetings.act(MAKING, check, merge=agreeing())
     agree_on_settings(meetings, arguments.common())
     local, checked = results[0]
     return local, checked, agree_on_role(meetings, checked.chk_dir, config=local.config)
+
+
+def _staged(arguments: Arguments) -> Arguments:
+    chk_dir, config = staged(arguments.chk_dir, arguments.config)
+    return replace(arguments, chk_dir=chk_dir, config=config)
 
 
 def _profiler(arguments: Arguments, checked: Checked, role: Role) -> Profiler:

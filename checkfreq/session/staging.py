@@ -13,29 +13,28 @@ from pathlib import Path
 
 from xxhash import xxh3_128_hexdigest
 
+from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError
 from checkfreq.mirror.settings import Mirror, is_url
-from checkfreq.session.arguments import Arguments
 from checkfreq.store.fileops import user_path
 
 _FOLDED_URL = re.compile(r"[a-z][a-z0-9]{1,5}:/[^/]")
 
 
-def staged(arguments: Arguments) -> Arguments:
-    """The arguments with a directory in place of a URL, and the mirror on for that URL.
+def staged(chk_dir: str | bytes | os.PathLike[str], config: CFConfig) -> tuple[Path, CFConfig]:
+    """The directory, in place of a URL one of this machine, and then the mirror on for that URL.
 
-    Returns them as they are if ``chk_dir`` is a directory. Raises ConfigError for a mirror at
-    another URL, and if there is no place for the directory.
+    Raises ConfigError for a mirror at another URL, for an empty path, and if there is no place for
+    the directory.
     """
-    given = os.fsdecode(arguments.chk_dir)
-    if not isinstance(arguments.chk_dir, str) and _FOLDED_URL.match(given):
+    given = os.fsdecode(chk_dir)
+    if not isinstance(chk_dir, str) and _FOLDED_URL.match(given):
         raise ConfigError(
-            f"chk_dir={arguments.chk_dir!r}: a Path is no URL, since it folds the slashes: pass a "
+            f"chk_dir={chk_dir!r}: a Path is no URL, since it folds the slashes: pass a "
             "text such as 's3://bucket/run'"
         )
     if not is_url(given):
-        return arguments
-    config = arguments.config
+        return user_path(given), config
     mirror = Mirror.of(config.mirror) or Mirror(given)
     if mirror.url != Mirror(given).url:
         raise ConfigError(
@@ -43,7 +42,7 @@ def staged(arguments: Arguments) -> Arguments:
             "local directory as chk_dir"
         )
     folder = staging_folder(config.staging_dir) / xxh3_128_hexdigest(mirror.url.encode())
-    return replace(arguments, chk_dir=folder, config=replace(config, mirror=mirror))
+    return folder, replace(config, mirror=mirror)
 
 
 def staging_folder(given: str | os.PathLike[str] | None) -> Path:

@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from checkfreq.errors import ConfigError, StateError
 from checkfreq.state.adapters.base import Adapter
@@ -17,6 +16,7 @@ from checkfreq.state.adapters.generic import DictAdapter, ListAdapter, ObjectAda
 from checkfreq.state.adapters.module import ModuleAdapter
 from checkfreq.state.adapters.optimizer import OptimizerAdapter
 from checkfreq.state.adapters.scaler import ScalerAdapter
+from checkfreq.state.given import is_scheduler_of
 from checkfreq.state.tensors import require_kept
 from checkfreq.state.wrappers import unwrapped
 
@@ -72,7 +72,10 @@ class CFCheckpoint:
             _require_stateful(name, value)
         self._given = dict(tracked)
         self._tracked = {name: unwrapped(name, value) for name, value in tracked.items()}
-        self._adapters = {name: self._adapter(name, one) for name, one in self._tracked.items()}
+        optimizers = [*self.optimizers.values()]
+        self._adapters = {
+            name: self._adapter(name, one, optimizers) for name, one in self._tracked.items()
+        }
         self._require_own_modules()
         for name, value in self._tracked.items():
             _require_kept_devices(name, value)
@@ -113,18 +116,18 @@ class CFCheckpoint:
             ]
         )
 
-    def _adapter(self, name: str, value: Any) -> Adapter:
+    def _adapter(self, name: str, value: Any, optimizers: list[Optimizer]) -> Adapter:
         if isinstance(value, nn.Module):
             return ModuleAdapter(name, value)
         if isinstance(value, Optimizer):
-            return OptimizerAdapter(name, value, scheduled=lambda: self._scheduled(value))
+            return OptimizerAdapter(name, value)
         if isinstance(value, GradScaler) and type(value).state_dict is GradScaler.state_dict:
             return ScalerAdapter(name, value)
         if isinstance(value, dict) and not hasattr(value, "state_dict"):
             return DictAdapter(name, value)
         if isinstance(value, list) and not hasattr(value, "state_dict"):
             return ListAdapter(name, value)
-        return ObjectAdapter(name, value)
+        return ObjectAdapter(name, value, is_scheduler=is_scheduler_of(value, optimizers))
 
     def _require_own_modules(self) -> None:
         for name in self.per_rank:
@@ -135,20 +138,6 @@ class CFCheckpoint:
                     f"{self._adapters[owner].kind}, of which only the whole can differ from rank "
                     f"to rank; expected {owner!r}"
                 )
-
-    def _scheduled(self, optimizer: Optimizer) -> frozenset[str]:
-        """Hyper-parameters that tracked schedulers change by themselves."""
-        driven: set[str] = set()
-        for value in self._tracked.values():
-            if isinstance(value, LRScheduler) and _drives(value, optimizer):
-                driven.add("lr")
-                if getattr(value, "cycle_momentum", False) or getattr(value, "use_beta1", False):
-                    driven.update(("momentum", "betas"))
-        return frozenset(driven)
-
-
-def _drives(scheduler: LRScheduler, optimizer: Optimizer) -> bool:
-    return getattr(scheduler, "optimizer", None) is optimizer
 
 
 def _names(argument: str, names: Iterable[str], tracked: Mapping[str, Any]) -> tuple[str, ...]:

@@ -68,6 +68,8 @@ class SavedObject:
         self.path = path
         self.records: dict[str, SavedTensor] = {}
         self.aliases: dict[str, str] = self.field("aliases", {})
+        #: Entries for which the live object's own value stands in ``json`` (``restore(keep=...)``).
+        self.kept: frozenset[str] = frozenset()
         #: What puts composed tensors together, by name.
         self.composed: dict[str, Record] = self.field("composed", {})
         self._parts = {part_name(n, part) for n, r in self.composed.items() for part in r["parts"]}

@@ -313,10 +313,10 @@ def test_hyper_parameters_that_differ_are_listed_in_one_warning_and_later_assign
     chk = CFCheckpoint(model=model, optimizer=optimizer)
     with managed(chk_dir, chk) as manager, caplog.at_level(logging.WARNING):
         manager.restore()
-        warnings = [r.message for r in caplog.records if "hyper-parameters" in r.message]
-        assert len(warnings) == 1
-        assert "lr: 0.5 -> 0.01" in warnings[0]
-        assert "weight_decay: 0.2 -> 0.1" in warnings[0]
+        (warning,) = [r.message for r in caplog.records if "of the run" in r.message]
+        assert "optimizer.lr: 0.01 at the first start, 0.5 now" in warning
+        assert "optimizer.weight_decay: 0.1 at the first start, 0.2 now" in warning
+        assert "restore(keep=('optimizer.lr', 'optimizer.weight_decay'))" in warning
         optimizer.param_groups[0]["lr"] = 0.25
         model(torch.ones(1, 1)).sum().backward()
         manager.weight_update()

@@ -28,8 +28,9 @@ class Findings:
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
-    #: Hyper-parameters set by the script that the checkpoint overrides: "name: old -> new".
-    overridden: list[str] = field(default_factory=list)
+    #: What the script gives in another way than at the run's first start, and the checkpoint
+    #: overrides: by a sentence, the name that ``restore(keep=...)`` takes.
+    overridden: dict[str, str] = field(default_factory=dict)
     #: What is left as it is, although it fits: for a WARNING.
     notes: list[str] = field(default_factory=list)
 

@@ -21,12 +21,13 @@ from checkfreq.state.adapters.base import (
     type_name,
 )
 from checkfreq.state.adapters.composed_load import ComposedLoad
-from checkfreq.state.adapters.fitting import misfits, only_known
+from checkfreq.state.adapters.fitting import misfits, only_known, state_of
 from checkfreq.state.adapters.trees import Refill, tensors_in
 from checkfreq.state.codec import decode_tree
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.composed import is_composed
 from checkfreq.state.dtensors import is_dtensor, tensor_types
+from checkfreq.state.given import FirstGiven, given_to_scheduler
 from checkfreq.state.saved import SavedObject
 from checkfreq.state.saved_tensor import local_part
 from checkfreq.state.tensors import DTYPES
@@ -51,14 +52,17 @@ class ObjectAdapter:
 
     kind = "object"
 
-    def __init__(self, name: str, value: Stateful) -> None:
+    def __init__(self, name: str, value: Stateful, *, is_scheduler: bool = False) -> None:
         self._name = name
         self._value = value
+        given = given_to_scheduler(state_of(value)) if is_scheduler else None
+        self._given = None if given is None else FirstGiven(given)
 
     def capture(self, collector: StateCollector) -> dict[str, Json]:
         """See Adapter."""
         tree = collector.encode(self._value.state_dict(), self._name)
-        return {"kind": self.kind, "class": type_name(self._value), "tree": tree}
+        json = {"kind": self.kind, "class": type_name(self._value), "tree": tree}
+        return json if self._given is None else {**json, "given": self._given.json}
 
     def holdings(self) -> Holdings:
         """See Adapter."""
@@ -76,7 +80,12 @@ class ObjectAdapter:
         if unfit := list(misfits(self._name, self._value, state)):
             findings.different += unfit
             return Changes()
-        return Changes(fallible=[Fallible(self._name, self._keep, partial(self._load, saved))])
+        changes = Changes(fallible=[Fallible(self._name, self._keep, partial(self._load, saved))])
+        if self._given is not None:
+            given = given_to_scheduler(state)
+            self._given.compare(self._name, saved, given, findings)
+            changes.sets.append(partial(self._given.take_up, saved, given))
+        return changes
 
     def _keep(self) -> Callable[[], None]:
         return partial(self._value.load_state_dict, deepcopy(self._value.state_dict()))

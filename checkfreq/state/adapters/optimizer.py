@@ -36,6 +36,7 @@ from checkfreq.state.adapters.optimizer_tree import (
 )
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, split_dims, tensor_types
+from checkfreq.state.given import FirstGiven, given_to_groups
 from checkfreq.state.saved import SavedObject
 from checkfreq.state.saved_tensor import local_part
 from checkfreq.state.sharding import require_optimizer_that_is_known
@@ -50,20 +51,14 @@ _Names = tuple[tuple[str, ...], tuple[bool, ...]]
 
 
 class OptimizerAdapter:
-    """One optimizer; ``scheduled()`` names hyper-parameters that a tracked scheduler changes."""
+    """One optimizer."""
 
     kind = "optimizer"
 
-    def __init__(
-        self,
-        name: str,
-        optimizer: Optimizer,
-        *,
-        scheduled: Callable[[], frozenset[str]] = frozenset,
-    ) -> None:
+    def __init__(self, name: str, optimizer: Optimizer) -> None:
         self._name = name
         self._optimizer = optimizer
-        self._scheduled = scheduled
+        self._given = FirstGiven(given_to_groups(optimizer.param_groups))
         # parameter number -> name -> key: formatted once, not per tensor at every capture.
         self._keys: dict[int, dict[str, str]] = {}
 
@@ -72,6 +67,7 @@ class OptimizerAdapter:
         json: dict[str, Json] = {"kind": self.kind, "class": type_name(self._optimizer)}
         parameters = parameters_of(self._optimizer)
         require_optimizer_that_is_known(self._name, self._optimizer, parameters)
+        json["given"] = self._given.json
         json["shapes"] = [list(parameter.shape) for parameter in parameters]
         json["device_type"] = parameters[0].device.type if parameters else "cpu"
         if saves_its_own_way(self._optimizer):
@@ -194,15 +190,21 @@ class OptimizerAdapter:
                 return Changes()
             return Changes(fallible=[self._by_load_state_dict(saved)])
         load = OptimizerLoad(self._name, self._optimizer, saved, tree)
-        if not load.compare(findings, self._scheduled()):
+        if not load.compare(findings):
             return Changes()
+        state = given_to_groups(load.values)
+        self._given.compare(self._name, saved, state, findings)
+        take_up = partial(self._given.take_up, saved, state)
         if loads_its_own_way(self._optimizer):
             live = load.live_dtensors()
             own_state_dict(saved, live=live)
-            return Changes(fallible=[self._by_load_state_dict(saved, live)])
+            return Changes(fallible=[self._by_load_state_dict(saved, live)], sets=[take_up])
         load.place()
         return Changes(
-            fallible=load.fallible, filled=load.filled, sets=[load.apply], new_bytes=load.new_bytes
+            fallible=load.fallible,
+            filled=load.filled,
+            sets=[load.apply, take_up],
+            new_bytes=load.new_bytes,
         )
 
     def _by_load_state_dict(

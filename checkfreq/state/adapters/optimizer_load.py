@@ -48,7 +48,8 @@ class OptimizerLoad:
         self._saved = saved
         self._tree = tree
         self._split: dict[str, list[int | None]] = saved.field("split_dims", {})
-        self._values: list[dict[str, Any]] = []
+        #: The entries of the groups, once they were compared.
+        self.values: list[dict[str, Any]] = []
         self._made: dict[str, Tensor] = {}  # DTensors that no live tensor is split like
         self._placed: dict[str, Tensor] = {}
         self._written: set[int] = set()
@@ -60,7 +61,7 @@ class OptimizerLoad:
         self.filled: list[Filled] = []
         self.new_bytes = 0
 
-    def compare(self, findings: Findings, scheduled: frozenset[str]) -> bool:
+    def compare(self, findings: Findings) -> bool:
         """Add differences to ``findings``; True if the state can be applied."""
         before = len(findings.different)
         live_class, saved_class = type_name(self._optimizer), self._saved.field("class")
@@ -80,7 +81,7 @@ class OptimizerLoad:
         self._decode_groups(findings)
         if len(findings.different) != before:
             return False
-        self._compare_values(findings, scheduled)
+        self._compare_implementations(findings)
         return True
 
     def _compare_groups(self, findings: Findings) -> None:
@@ -89,7 +90,8 @@ class OptimizerLoad:
         if saved != live:
             findings.different.append(
                 f"{self._name}.param_groups: checkpoint has groups of {saved} parameters, "
-                f"live has {live}"
+                f"live has {live}; where groups come in the course of training, "
+                "CFManager.peek(chk_dir) tells them before the optimizer is made"
             )
 
     def _compare_shapes(self, findings: Findings) -> None:
@@ -191,11 +193,11 @@ class OptimizerLoad:
     def _decode_groups(self, findings: Findings) -> None:
         """Read the entries of the groups, before anything live changes."""
         self._saved.fetch()
-        self._values = [
+        self.values = [
             {key: self._saved.decode(node) for key, node in group.values.items()}
             for group in self._tree.groups
         ]
-        groups = zip(self._values, self._optimizer.param_groups, strict=True)
+        groups = zip(self.values, self._optimizer.param_groups, strict=True)
         for i, (saved, live) in enumerate(groups):
             for key in saved.keys() & live.keys():
                 if not may_replace(live[key], saved[key]):
@@ -204,17 +206,15 @@ class OptimizerLoad:
                         f"{show(saved[key])}, live has {show(live[key])}"
                     )
 
-    def _compare_values(self, findings: Findings, scheduled: frozenset[str]) -> None:
-        groups = zip(self._values, self._optimizer.param_groups, strict=True)
+    def _compare_implementations(self, findings: Findings) -> None:
+        groups = zip(self.values, self._optimizer.param_groups, strict=True)
         for i, (saved, live) in enumerate(groups):
-            for key, value in saved.items():
-                if key not in live or key in scheduled:
-                    continue
-                if not same(live[key], value):
-                    place = f"{self._name}.param_groups[{i}].{key}"
-                    text = f"{place}: {show(live[key])} -> {show(value)}"
-                    kept = key in _IMPLEMENTATION
-                    (findings.notes if kept else findings.overridden).append(text)
+            for key in _IMPLEMENTATION & saved.keys() & live.keys():
+                if not same(live[key], saved[key]):
+                    findings.notes.append(
+                        f"{self._name}.param_groups[{i}].{key}: {show(live[key])}, where the "
+                        f"checkpoint has {show(saved[key])}"
+                    )
 
     def place(self) -> None:
         """Choose the memory of every tensor of the state: the live one's, or a new one's."""
@@ -239,7 +239,7 @@ class OptimizerLoad:
         with torch.no_grad():
             for put in self._composed.sets:
                 put()
-            for saved, live in zip(self._values, self._optimizer.param_groups, strict=True):
+            for saved, live in zip(self.values, self._optimizer.param_groups, strict=True):
                 for key, value in saved.items():
                     self._set_group_value(live, key, value)
             starts = accumulate((g.num_params for g in self._tree.groups), initial=0)
