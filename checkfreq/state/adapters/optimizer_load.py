@@ -148,7 +148,7 @@ class OptimizerLoad:
             if tag != "$tensor":
                 self._saved.own_tree(inner)
 
-        decode_tree(node, leaf=leaf)
+        decode_tree(node, leaf=leaf, classes=self._saved.classes)
 
     def live_dtensors(self) -> dict[str, Tensor]:
         """By key, DTensors that are split as the restored tensors will be."""
@@ -261,7 +261,7 @@ class OptimizerLoad:
         elif isinstance(current, Tensor) and isinstance(value, int | float):
             current.fill_(value)
             return
-        live[key] = value
+        live[key] = self._refill.value(current, value)
 
     def _set_state(self, number: int, parameter: Tensor) -> None:
         states = self._optimizer.state
@@ -289,7 +289,7 @@ class OptimizerLoad:
                 return self._placed[self._saved.record(inner["$tensor"]).name]
             return decode_torch(tag, inner, self._saved.owned)
 
-        return decode_tree(node, leaf=leaf)
+        return decode_tree(node, leaf=leaf, classes=self._saved.classes)
 
     def _place_in(
         self, node: Json, name: Json, live: object, parameter: Tensor, group: dict[str, Any]
