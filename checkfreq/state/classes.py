@@ -2,8 +2,9 @@
 
 No class is looked up by a name in a file. A file's name is compared with those of the classes that
 are at hand: what the script (``__main__``), the modules of the tracked object's class and of its
-bases, and the loaded modules of its package have defined or imported. Of these classes nothing
-runs: a tuple gets its items and an object its attributes, none of which can hide a method.
+bases, and the loaded modules of its package define; of enums and tuples, also what they import. Of
+these classes nothing runs: a tuple gets its items and an object its attributes, none of which can
+hide a method.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 from checkfreq.errors import StateError, printable
 
 _REDUCERS = ("__new__", "__reduce__", "__reduce_ex__", "__getstate__", "__getattribute__")
-_SPECIAL = ("__setstate__", "__del__")
-#: Packages that are too large: their classes are at hand where a module imported them.
+_SPECIAL = ("__setstate__", "__copy__", "__deepcopy__", "__del__")
+#: Packages of which only the modules of a class and of its bases are searched.
 _NOT_SEARCHED = ("torch", "builtins")
 
 
@@ -39,8 +40,8 @@ class Classes:
         if found is None:
             raise StateError(
                 f"the checkpoint holds an object of {printable(name):.200}, and no class of that "
-                "name is at hand; import it where the class of the tracked object is defined, or "
-                "in the script, before restore()"
+                "name is at hand; it was defined in the script, or in the package of the tracked "
+                "object's class: import it before restore()"
             )
         return found
 
@@ -65,7 +66,11 @@ def _at_hand(owner: type) -> dict[str, type]:
     modules = [sys.modules[name] for name in sorted(names) if name in sys.modules]
     # Not isinstance(), which asks a lazy value what it claims to be.
     found = (v for m in modules for v in [*vars(m).values()] if issubclass(type(v), type))
-    return {name_of(kind): kind for kind in found}
+    return {
+        name_of(kind): kind
+        for kind in found
+        if kind.__module__ in names or issubclass(kind, enum.Enum | tuple)
+    }
 
 
 def name_of(kind: type) -> str:
@@ -105,9 +110,14 @@ def is_plain(kind: type) -> bool:
 
 
 def can_be_made(value: Any) -> bool:
-    """Whether ``made`` gives an object that is equal to this one."""
+    """Whether ``made`` gives an object that is equal to this one.
+
+    One without attributes is not: it may be a constant, of which there must be one only.
+    """
     kind = type(value)
-    return is_named_tuple(kind) or (is_plain(kind) and not _hidden(kind, fields_of(value)))
+    if is_named_tuple(kind):
+        return True
+    return is_plain(kind) and bool(fields_of(value)) and not _hidden(kind, fields_of(value))
 
 
 def _has_slots(kind: type) -> bool:

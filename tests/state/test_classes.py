@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from argparse import Namespace
 from collections import deque, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -70,6 +71,10 @@ class Custom:
         self.value = 1
 
     def __setstate__(self, state: Any) -> None: ...
+
+
+class Constant:
+    """An object of it is compared by identity."""
 
 
 class Holder:
@@ -192,10 +197,17 @@ def test_a_memory_in_a_dict_is_exact_if_the_script_has_its_class(
     assert kept[0].state.tolist() == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("value", [Slotted(), Custom(), Mode.FAST | Mode.SAFE, nn.Identity()])
+@pytest.mark.parametrize(
+    "value", [Slotted(), Custom(), Constant(), Mode.FAST | Mode.SAFE, nn.Identity()]
+)
 def test_what_is_more_than_its_attributes_is_refused_with_its_path(value: Any) -> None:
     with pytest.raises(StateError, match=r"^held\.a\[0\]: type .* cannot be kept without pickle"):
         take(CFCheckpoint(held=Holder({"a": [value]})))
+
+
+def test_an_object_of_a_class_that_is_only_imported_is_refused() -> None:
+    with pytest.raises(StateError, match=r"^held\.a: type .*Namespace cannot be kept"):
+        take(CFCheckpoint(held=Holder({"a": Namespace(a=1)})))
 
 
 def test_an_object_in_two_places_is_refused_with_both() -> None:

@@ -261,7 +261,7 @@ class OptimizerLoad:
         elif isinstance(current, Tensor) and isinstance(value, int | float):
             current.fill_(value)
             return
-        live[key] = self._refill.value(current, value)
+        live[key] = value
 
     def _set_state(self, number: int, parameter: Tensor) -> None:
         states = self._optimizer.state
