@@ -103,7 +103,6 @@ OPTIMIZERS: dict[str, Make] = {
     "SOAP": _of("pytorch_optimizer", "SOAP"),
     "Prodigy": _of("pytorch_optimizer", "Prodigy"),
     "Lion": _of("pytorch_optimizer", "Lion"),
-    "ScalableShampoo": _of("pytorch_optimizer", "ScalableShampoo"),
     "SCION": _of("pytorch_optimizer", "SCION"),
     "torchao AdamW8bit": _of("torchao.optim", "AdamW8bit", block_size=64),
     "torchao AdamW4bit": _of("torchao.optim", "AdamW4bit", block_size=64),
