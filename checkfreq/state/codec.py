@@ -2,8 +2,9 @@
 
 None, bool, str, finite floats, lists and dicts with string keys map to JSON directly. Any other
 type becomes an object whose first key, the tag, starts with ``$``: ``{"$tuple": [1, 2]}``,
-``{"$float": "inf"}``, ``{"$dict": [[1, "a"]]}``. Types are matched exactly: a subclass (an IntEnum,
-a namedtuple) would be decoded as its base, so it is refused, with its path.
+``{"$float": "inf"}``, ``{"$dict": [[1, "a"]]}``. Types are matched exactly: a subclass would be
+decoded as its base, so it is refused, with its path, unless it is one of ``Classes``. Long lists of
+numbers of one type are packed.
 
 Tensors are left to a ``leaf`` function of the caller: when encoding, it may turn a value into a
 tagged object; when decoding, it gets every tag that is unknown here.
@@ -12,17 +13,29 @@ tagged object; when decoding, it gets every tag that is unknown here.
 from __future__ import annotations
 
 import base64
+import contextlib
 import math
 import re
 import struct
 import sys
+from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path, PosixPath, PurePath, PurePosixPath
 from typing import Any
 
 from checkfreq.errors import CheckFreqError, StateError, printable
+from checkfreq.state.classes import (
+    Classes,
+    can_be_made,
+    fields_of,
+    is_frozen,
+    is_member,
+    made,
+    member,
+    name_of,
+)
 from checkfreq.types import Json
 
 #: ``leaf(value, path)``: the tagged object for ``value``, or None to decline.
@@ -34,6 +47,10 @@ _SAFE_INT_BITS = 63
 #: Containers within containers. Decoding takes three nested calls for each, of 1000 that Python
 #: allows.
 MAX_DEPTH = 100
+#: Lists of so many numbers are packed.
+_LONG = 64
+#: The codes of ``array`` that they can have, by type, the shortest first.
+_CODES: dict[type, str] = {int: "iq", float: "d", bool: "b"}
 #: NumPy's names of dtypes of plain values, without objects and fields.
 _NUMPY_DTYPE = re.compile(
     r"[<>|=](b1|[iu][1248]|f2|f4|f8|f16|c8|c16|c32|[SUV][0-9]{1,9}"
@@ -52,18 +69,23 @@ _FACTORIES: dict[str, Any] = {
 _FACTORY_NAMES = {factory: name for name, factory in _FACTORIES.items()}
 
 
-def encode_tree(value: object, path: str, *, leaf: EncodeLeaf | None = None) -> Json:
+def encode_tree(
+    value: object, path: str, *, leaf: EncodeLeaf | None = None, classes: Classes | None = None
+) -> Json:
     """JSON for ``value``; errors call it ``path`` ("optimizer.param_groups[0]").
 
-    Raises StateError with the path of the first part that cannot be kept exactly.
+    Objects of ``classes`` are kept. Raises StateError with the path of the first part that cannot
+    be kept exactly.
     """
-    return _Encoder(leaf).encode(value, path)
+    return _Encoder(leaf, classes).encode(value, path)
 
 
 class _Encoder:
-    def __init__(self, leaf: EncodeLeaf | None) -> None:
+    def __init__(self, leaf: EncodeLeaf | None, classes: Classes | None) -> None:
         self._leaf = leaf
+        self._classes = classes
         self._open: set[int] = set()
+        self._is_key = False
 
     def encode(self, value: Any, path: str) -> Json:
         kind = type(value)
@@ -97,6 +119,8 @@ class _Encoder:
         node = self._leaf(value, path) if self._leaf is not None else None
         if node is None:
             node = _numpy_node(value)
+        if node is None and self._classes is not None:
+            node = self._object(value, path, self._classes)
         if node is None:
             raise StateError(
                 f"{path}: type {_type_name(value)} cannot be kept without pickle; expected "
@@ -105,7 +129,28 @@ class _Encoder:
             )
         return node
 
-    def sequence(self, values: Iterable[Any], path: str) -> list[Json]:
+    def _object(self, value: Any, path: str, classes: Classes) -> Json:
+        kind = type(value)
+        if not classes.holds(kind):
+            return None
+        if is_member(value):
+            return {"$member": name_of(kind), "name": value.name}
+        # A key is hashed, by a method of its own class: no state may do that.
+        if self._is_key or not can_be_made(value):
+            return None
+        is_shared = isinstance(value, tuple) or is_frozen(kind)
+        first = path if is_shared else classes.first_place(value, path)
+        if first != path:
+            raise StateError(
+                f"{path} is the same {_type_name(value)} as {first}, and would be two after a "
+                "restore; keep it once"
+            )
+        fields = self._container(_Encoder.mapping, fields_of(value), path)
+        return {"$object": name_of(kind), "fields": fields}
+
+    def sequence(self, values: Sequence[Any], path: str) -> Json:
+        if len(values) >= _LONG and (packed := _packed(values)) is not None:
+            return packed
         return [self.encode(value, f"{path}[{i}]") for i, value in enumerate(values)]
 
     def mapping(self, value: dict[Any, Any], path: str) -> Json:
@@ -115,13 +160,20 @@ class _Encoder:
 
     def pairs(self, value: dict[Any, Any], path: str) -> list[Json]:
         return [
-            [self.encode(key, f"{path} key {key!r}"), self.encode(item, f"{path}[{key!r}]")]
+            [self._key(key, f"{path} key {key!r}"), self.encode(item, f"{path}[{key!r}]")]
             for key, item in value.items()
         ]
 
+    def _key(self, value: Any, path: str) -> Json:
+        was, self._is_key = self._is_key, True
+        try:
+            return self.encode(value, path)
+        finally:
+            self._is_key = was
+
     def members(self, value: Iterable[Any], path: str) -> list[Json]:
         # The order of a set differs between processes: sorted, equal state is equal JSON.
-        return sorted((self.encode(item, f"{path} member") for item in value), key=repr)
+        return sorted((self._key(item, f"{path} member") for item in value), key=repr)
 
     def default(self, value: defaultdict[Any, Any], path: str) -> Json:
         name = _FACTORY_NAMES.get(value.default_factory)
@@ -131,6 +183,17 @@ class _Encoder:
                 f"pickle; expected one of {', '.join(_FACTORIES)}. Convert it to a dict"
             )
         return {"$defaultdict": self.pairs(value, path), "factory": name}
+
+
+def _packed(values: Sequence[Any]) -> Json:
+    """Numbers that are all of one type, in as few bytes as fit; None for anything else."""
+    kinds = set(map(type, values))
+    if len(kinds) != 1:
+        return None
+    for code in _CODES.get(kinds.pop(), ""):
+        with contextlib.suppress(OverflowError):
+            return {"$packed": code, "data": _base64(array(code, values).tobytes())}
+    return None
 
 
 def _int(value: int) -> Json:
@@ -214,14 +277,18 @@ _CONTAINERS: dict[type, Callable[[_Encoder, Any, str], Json]] = {
 }
 
 
-def decode_tree(node: Json, *, leaf: DecodeLeaf | None = None) -> Any:
+def decode_tree(
+    node: Json, *, leaf: DecodeLeaf | None = None, classes: Classes | None = None
+) -> Any:
     """The value that ``encode_tree`` was given.
 
-    Raises ValueError if ``node`` is not JSON that ``encode_tree`` makes, or has a tag of a newer
-    version. Errors that ``leaf`` raises become ValueError, except checkfreq's own.
+    Without ``classes`` there is plain data in place of their objects: a dict of what each consists
+    of, and the name of a member of an enum. Raises ValueError if ``node`` is not JSON that
+    ``encode_tree`` makes, or has a tag of a newer version, and StateError for a class that is not
+    at hand. Errors that ``leaf`` raises become ValueError, except checkfreq's own.
     """
     try:
-        return _Decoder(leaf).decode(node)
+        return _Decoder(leaf, classes).decode(node)
     except CheckFreqError:
         raise
     except _MALFORMED as error:
@@ -237,8 +304,9 @@ _MALFORMED: tuple[type[Exception], ...] = (
 
 
 class _Decoder:
-    def __init__(self, leaf: DecodeLeaf | None) -> None:
+    def __init__(self, leaf: DecodeLeaf | None, classes: Classes | None) -> None:
         self._leaf = leaf
+        self._classes = classes
 
     def decode(self, node: Json) -> Any:
         if isinstance(node, list):
@@ -257,6 +325,25 @@ class _Decoder:
 
     def pairs(self, pairs: list[Json]) -> list[tuple[Any, Any]]:
         return [(self.decode(key), self.decode(value)) for key, value in pairs]
+
+    def member(self, node: dict[str, Json]) -> Any:
+        if self._classes is None:
+            return str(node["name"])
+        return member(self._classes.find(node["$member"]), node["name"])
+
+    def object(self, node: dict[str, Json]) -> Any:
+        fields = dict(self.decode(node["fields"]))
+        return (
+            fields if self._classes is None else made(self._classes.find(node["$object"]), fields)
+        )
+
+
+def _decode_packed(node: dict[str, Json]) -> list[Any]:
+    code = node["$packed"]
+    if code not in ("i", "q", "d", "b"):
+        raise ValueError(f"expected a code of numbers, got {code!r:.80}")
+    values: list[Any] = array(code, base64.b64decode(node["data"])).tolist()
+    return [*map(bool, values)] if code == "b" else values
 
 
 def _decode_float(text: str) -> float:
@@ -307,6 +394,9 @@ _DECODERS: dict[str, Callable[[_Decoder, dict[str, Json]], Any]] = {
     "$set": lambda d, n: set(d.decode(n["$set"])),
     "$frozenset": lambda d, n: frozenset(d.decode(n["$frozenset"])),
     "$slice": lambda d, n: slice(*d.decode(n["$slice"])),
+    "$packed": lambda d, n: _decode_packed(n),
+    "$member": _Decoder.member,
+    "$object": _Decoder.object,
     "$numpy": lambda d, n: _decode_numpy(n),
     "$numpy.dtype": lambda d, n: _decode_dtype(n["$numpy.dtype"]),
 }

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from checkfreq.errors import StateError
+from checkfreq.state.classes import Classes
 from checkfreq.state.codec import encode_tree
 from checkfreq.state.composed import is_composed, part_name, take_apart
 from checkfreq.state.dtensors import LocalShard, is_dtensor, local_of, shard_of
@@ -113,6 +114,8 @@ class StateCollector:
     def start(self, object_name: str) -> None:
         """Begin the next object, with keys and aliases of its own."""
         self._object = object_name
+        #: The classes at hand for objects in its state.
+        self.classes: Classes | None = None
         self._by_address: dict[int, int] = {}  # the first tensor there; views follow in _more
         self._more: dict[int, list[int]] = {}
         self._keys: dict[str, None] = {}
@@ -217,7 +220,12 @@ class StateCollector:
         def add(tensor: Tensor, where: str) -> str:
             return self.add(self._free_key(where), tensor, settled)
 
-        return encode_tree(value, path, leaf=lambda leaf, where: encode_torch(leaf, where, add))
+        return encode_tree(
+            value,
+            path,
+            leaf=lambda leaf, where: encode_torch(leaf, where, add),
+            classes=self.classes,
+        )
 
     def _free_key(self, path: str) -> str:
         key = wanted = path.removeprefix(self._object).removeprefix(".") or "value"

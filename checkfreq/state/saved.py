@@ -19,6 +19,7 @@ from torch import Tensor
 
 from checkfreq.errors import CorruptCheckpointError, StateError, StorageError
 from checkfreq.state import composed as compositions
+from checkfreq.state.classes import Classes
 from checkfreq.state.codec import decode_tree
 from checkfreq.state.composed import Record, part_name
 from checkfreq.state.dtensors import empty_like, is_dtensor
@@ -73,6 +74,8 @@ class SavedObject:
         #: What puts composed tensors together, by name.
         self.composed: dict[str, Record] = self.field("composed", {})
         self._parts = {part_name(n, part) for n, r in self.composed.items() for part in r["parts"]}
+        #: The classes at hand for objects in the state; None: they are given as plain data.
+        self.classes: Classes | None = None
         #: Whether a composed tensor that only a live one can make is given as a dict of its parts.
         self.gives_parts = False
         self._reader = reader
@@ -375,7 +378,11 @@ class SavedObject:
 
     def _decode(self, node: Json, tensor: Callable[[str, str], Tensor]) -> Any:
         try:
-            return decode_tree(node, leaf=lambda tag, inner: decode_torch(tag, inner, tensor))
+            return decode_tree(
+                node,
+                leaf=lambda tag, inner: decode_torch(tag, inner, tensor),
+                classes=self.classes,
+            )
         except ValueError as error:
             raise self.corrupt("state of the object", "JSON of this version", error) from error
 

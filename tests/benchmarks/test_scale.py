@@ -255,6 +255,7 @@ def test_a_state_that_does_not_fit_is_left_out_with_a_sentence(tmp_path: Path) -
 def lines(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("scale")
     small = ("--gib", "0.01", "1000000", "--tensors", "10", "--mib", "1", "--rounds", "1")
+    small = (*small, "--lists", "99")
     found = printed_by("scale", *small, "--iterations", "20", folder=folder)
     assert {path.name for path in folder.iterdir()} == {"stdout"}, "scratch was left"
     return found
@@ -265,8 +266,10 @@ def test_it_prints_a_line_per_size_and_number_of_tensors(lines: list[dict[str, A
         ("size", 0.01, 64),
         ("size", 1_000_000.0, None),
         ("tensors", None, 10),
+        ("list", None, None),
+        ("list", None, None),
     ]
-    measured = [line for line in lines if "why_not" not in line]
+    measured = [line for line in lines if "why_not" not in line and line["what"] != "list"]
     assert all(SECONDS.keys() - {"held_s", "save_s", "added_s"} <= line.keys() for line in measured)
     assert all(line["storage"] for line in lines)
     assert measured[1]["boundary_us_low"] <= measured[1]["boundary_us"]

@@ -118,6 +118,45 @@ def test_numpy_arrays_come_back_without_torch(array: Any) -> None:
     assert back.flags.writeable
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        [*range(-70, 70)],
+        [-(2**63), 2**63 - 1] * 50,
+        [2**31 - 1, -(2**31)] * 50,
+        [0.1 * i for i in range(99)],
+        [-0.0, math.inf, -math.inf, 5e-324, math.nan] * 20,
+        [i % 3 == 0 for i in range(100)],
+    ],
+    ids=["small", "64 bits", "32 bits", "floats", "odd floats", "bools"],
+)
+@pytest.mark.parametrize("kind", [list, tuple, deque], ids=lambda kind: kind.__name__)
+def test_long_lists_of_numbers_are_packed_and_come_back_with_their_types(
+    kind: type, values: list[Any]
+) -> None:
+    text = json.dumps(encode_tree(kind(values), "x"))
+    assert '{"$packed": ' in text
+    back = decode_tree(json.loads(text))
+    assert type(back) is kind
+    assert [*map(repr, back)] == [*map(repr, values)]
+    assert {*map(type, back)} == {type(values[0])}
+
+
+@pytest.mark.parametrize("odd", [True, 1.0, None, 2**63], ids=repr)
+def test_long_lists_of_other_values_are_not_packed(odd: Any) -> None:
+    values = [*range(100), odd]
+    assert type(encode_tree(values, "x")) is list
+    assert [*map(repr, through_json(values))] == [*map(repr, values)]
+
+
+def test_nan_in_a_packed_list_keeps_its_sign_and_payload() -> None:
+    import struct
+
+    strange = struct.unpack(">d", bytes.fromhex("fff8000000000123"))[0]
+    back = through_json([0.0] * 99 + [strange])
+    assert struct.pack(">d", back[-1]).hex() == "fff8000000000123"
+
+
 class Colour(enum.IntEnum):
     RED = 1
 

@@ -34,7 +34,7 @@ def misfits(path: str, live: Any, state: Any) -> Iterator[str]:
         if key not in known:
             if isinstance(key, str) and _is_taken(live, key):
                 yield f"{path}: checkpoint has {key!r:.80}, which the live object does not save"
-        elif callable(known[key]) or (
+        elif (callable(known[key]) and type(value) is not type(known[key])) or (
             isinstance(live, LRScheduler) and not alike(known[key], value)
         ):
             yield f"{path}.{key}: checkpoint has {_kind(value)}, live has {_kind(known[key])}"

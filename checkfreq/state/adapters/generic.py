@@ -23,6 +23,7 @@ from checkfreq.state.adapters.base import (
 from checkfreq.state.adapters.composed_load import ComposedLoad
 from checkfreq.state.adapters.fitting import misfits, only_known, state_of
 from checkfreq.state.adapters.trees import Refill, tensors_in
+from checkfreq.state.classes import Classes
 from checkfreq.state.codec import decode_tree
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.composed import is_composed
@@ -60,6 +61,7 @@ class ObjectAdapter:
 
     def capture(self, collector: StateCollector) -> dict[str, Json]:
         """See Adapter."""
+        collector.classes = Classes(type(self._value))
         tree = collector.encode(self._value.state_dict(), self._name)
         json = {"kind": self.kind, "class": type_name(self._value), "tree": tree}
         return json if self._given is None else {**json, "given": self._given.json}
@@ -70,6 +72,7 @@ class ObjectAdapter:
 
     def prepare(self, saved: SavedObject, findings: Findings) -> Changes:
         """See Adapter."""
+        saved.classes = Classes(type(self._value))
         dtensors = live_dtensors(self._name, self._state)
         state = saved.own_tree(saved.json.get("tree"), live=dtensors)
         live, was = type_name(self._value), saved.field("class")
@@ -110,6 +113,7 @@ class _ContainerAdapter:
 
     def capture(self, collector: StateCollector) -> dict[str, Json]:
         """See Adapter."""
+        collector.classes = Classes(type(self._value))
         tree = collector.encode(self._plain(), self._name)
         return {"kind": self.kind, "class": type_name(self._value), "tree": tree}
 
@@ -129,9 +133,11 @@ class DictAdapter(_ContainerAdapter):
 
     def prepare(self, saved: SavedObject, findings: Findings) -> Changes:
         """See Adapter."""
-        load = _TreeLoad(self._name, self._plain(), saved)
-        for key, _ in _items(saved):
-            if callable(self._value.get(key)):
+        load = _TreeLoad(self._name, self._plain(), saved, Classes(type(self._value)))
+        for key, node in _items(saved):
+            live = self._value.get(key)
+            is_kept = isinstance(node, dict) and node.get("$object") == type_name(live)
+            if callable(live) and not is_kept:
                 text = f"{self._name}[{key!r:.80}]: live is something callable"
                 findings.different.append(text)
         return load.changes(lambda refill, new: refill.fill_dict(self._value, dict(new)))
@@ -147,7 +153,7 @@ class ListAdapter(_ContainerAdapter):
 
     def prepare(self, saved: SavedObject, findings: Findings) -> Changes:
         """See Adapter."""
-        load = _TreeLoad(self._name, self._plain(), saved)
+        load = _TreeLoad(self._name, self._plain(), saved, Classes(type(self._value)))
         return load.changes(lambda refill, new: refill.fill_list(self._value, new))
 
     def _plain(self) -> list[Any]:
@@ -157,9 +163,10 @@ class ListAdapter(_ContainerAdapter):
 class _TreeLoad:
     """One load of a container: its tensors that fit are filled, and all other values made anew."""
 
-    def __init__(self, name: str, live: Any, saved: SavedObject) -> None:
+    def __init__(self, name: str, live: Any, saved: SavedObject, classes: Classes) -> None:
         self._name = name
         self._saved = saved
+        self._classes = saved.classes = classes
         self._tree = saved.field("tree")
         self._dtensors = live_dtensors(name, lambda: live)
         self._composed = ComposedLoad(saved)
@@ -171,13 +178,14 @@ class _TreeLoad:
         for node, value in tensors_in(self._tree, live, saved.check):
             if isinstance(value, Tensor) and self._place(node["$tensor"], value):
                 self._kept[id(node)] = value
-        decode_tree(self._tree, leaf=self._ask)
+        decode_tree(self._tree, leaf=self._ask, classes=self._classes)
 
     def changes(self, fill: Callable[[Refill, Any], None]) -> Changes:
         """The changes; ``fill`` gives the live container its new content."""
 
         def apply() -> None:
-            fill(Refill(), decode_tree(self._tree, leaf=self._leaf))
+            new = decode_tree(self._tree, leaf=self._leaf, classes=self._classes)
+            fill(Refill(), new)
 
         filled = [*self._filled.values(), *self._composed.filled]
         sets = [*self._composed.sets, apply]

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from checkfreq.state.adapters.fitting import alike
+from checkfreq.state.classes import fields_of, is_plain
 
 
 def may_replace(live: Any, saved: Any) -> bool:
     """Whether the saved value may replace a live entry of a group."""
-    if callable(live) or not alike(live, saved):
+    if not alike(live, saved) or (callable(live) and type(live) is not type(saved)):
         return False
     if isinstance(live, Tensor):
         if isinstance(saved, Tensor):
@@ -34,6 +35,10 @@ def same(live: Any, saved: Any) -> bool:
         return one.shape == other.shape and bool((one == other).all())
     if isinstance(live, list | tuple) and isinstance(saved, list | tuple):
         return len(live) == len(saved) and all(map(same, live, saved))
+    if type(live) is type(saved) and is_plain(type(live)):
+        live, saved = fields_of(live), fields_of(saved)
+    if isinstance(live, dict) and isinstance(saved, dict):
+        return live.keys() == saved.keys() and all(same(live[key], saved[key]) for key in live)
     return bool(live == saved)
 
 

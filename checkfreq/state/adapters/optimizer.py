@@ -34,6 +34,7 @@ from checkfreq.state.adapters.optimizer_tree import (
     optimizer_tree,
     own_state_dict,
 )
+from checkfreq.state.classes import Classes
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.dtensors import is_dtensor, split_dims, tensor_types
 from checkfreq.state.given import FirstGiven, given_to_groups
@@ -64,6 +65,7 @@ class OptimizerAdapter:
 
     def capture(self, collector: StateCollector) -> dict[str, Json]:
         """See Adapter."""
+        collector.classes = Classes(type(self._optimizer))
         json: dict[str, Json] = {"kind": self.kind, "class": type_name(self._optimizer)}
         parameters = parameters_of(self._optimizer)
         require_optimizer_that_is_known(self._name, self._optimizer, parameters)
@@ -180,6 +182,7 @@ class OptimizerAdapter:
 
     def prepare(self, saved: SavedObject, findings: Findings) -> Changes:
         """See Adapter."""
+        saved.classes = Classes(type(self._optimizer))
         parameters = parameters_of(self._optimizer)
         require_optimizer_that_is_known(self._name, self._optimizer, parameters)
         tree = optimizer_tree(saved)
@@ -242,8 +245,7 @@ def _flat_json(names: _Names, numbers: list[int], parameters: list[Tensor]) -> d
 def saves_its_own_way(optimizer: Optimizer) -> bool:
     """True if only ``state_dict()`` knows the state: hooks or an override."""
     return bool(
-        optimizer._optimizer_state_dict_pre_hooks
-        or optimizer._optimizer_state_dict_post_hooks
+        _has_hooks(optimizer, "_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
         or type(optimizer).state_dict is not Optimizer.state_dict
     )
 
@@ -251,7 +253,15 @@ def saves_its_own_way(optimizer: Optimizer) -> bool:
 def loads_its_own_way(optimizer: Optimizer) -> bool:
     """True if only ``load_state_dict()`` may set the state."""
     return bool(
-        optimizer._optimizer_load_state_dict_pre_hooks
-        or optimizer._optimizer_load_state_dict_post_hooks
+        _has_hooks(
+            optimizer,
+            "_optimizer_load_state_dict_pre_hooks",
+            "_optimizer_load_state_dict_post_hooks",
+        )
         or type(optimizer).load_state_dict is not Optimizer.load_state_dict
     )
+
+
+def _has_hooks(optimizer: Optimizer, *names: str) -> bool:
+    # Wrappers that do not call Optimizer.__init__ have none of these.
+    return any(getattr(optimizer, name, None) for name in names)

@@ -150,7 +150,7 @@ class OptimizerLoad:
             if tag != "$tensor":
                 self._saved.own_tree(inner)
 
-        decode_tree(node, leaf=leaf)
+        decode_tree(node, leaf=leaf, classes=self._saved.classes)
 
     def live_dtensors(self) -> dict[str, Tensor]:
         """By key, DTensors that are split as the restored tensors will be."""
@@ -289,7 +289,7 @@ class OptimizerLoad:
                 return self._placed[self._saved.record(inner["$tensor"]).name]
             return decode_torch(tag, inner, self._saved.owned)
 
-        return decode_tree(node, leaf=leaf)
+        return decode_tree(node, leaf=leaf, classes=self._saved.classes)
 
     def _place_in(
         self, node: Json, name: Json, live: object, parameter: Tensor, group: dict[str, Any]

@@ -10,6 +10,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
+from checkfreq.state.classes import fields_of, is_frozen, is_named_tuple, is_plain, made, name_of
 from checkfreq.types import Json
 
 #: ``decode(node)``: the value of a key.
@@ -24,7 +25,7 @@ _MAPPINGS = frozenset(("$dict", "$OrderedDict", "$defaultdict"))
 def tensors_in(node: Json, live: Any, decode: Decode) -> Iterator[tuple[dict[str, Json], Any]]:
     """Each node of a tensor in a saved tree, and what is at its place in ``live``; None if nothing.
 
-    Only lists, tuples, deques and dicts are looked into, if both sides are of one type.
+    Only lists, tuples, deques, dicts and objects are looked into, if both sides are of one type.
     """
     if isinstance(node, list):
         yield from _in_sequence(node, live if type(live) is list else (), decode)
@@ -36,6 +37,9 @@ def tensors_in(node: Json, live: Any, decode: Decode) -> Iterator[tuple[dict[str
             yield from _in_sequence(
                 node[tag], live if type(live) is _SEQUENCES[tag] else (), decode
             )
+        elif tag == "$object":
+            is_alike = name_of(type(live)) == node[tag] and _has_fields(type(live))
+            yield from tensors_in(node["fields"], fields_of(live) if is_alike else None, decode)
         elif tag in _MAPPINGS:
             there = live if isinstance(live, dict) else {}
             for key, value in node[tag]:
@@ -54,6 +58,10 @@ def _in_sequence(
         yield from tensors_in(node, value, decode)
 
 
+def _has_fields(kind: type) -> bool:
+    return is_named_tuple(kind) or is_plain(kind)
+
+
 class Refill:
     """Puts new content into live containers; each of them takes one content only."""
 
@@ -61,17 +69,28 @@ class Refill:
         self._used: set[int] = set()
 
     def value(self, live: Any, new: Any) -> Any:
-        """``live`` with the content of ``new`` if both are lists or dicts of one type, else a new
-        value; what is inside is treated in the same way."""
-        if id(live) in self._used:
-            return new
+        """``live`` with the content of ``new`` if both are lists, deques, sets, dicts or objects
+        of one type, else a new value; what is inside is treated in the same way."""
         kind = type(new)
-        if kind is tuple and type(live) is tuple:
-            return tuple(self._items(live, new))
-        if type(live) is not kind:
+        if id(live) in self._used or type(live) is not kind:
             return new
+        if kind is tuple:
+            return tuple(self._items(live, new))
+        if is_named_tuple(kind):
+            return made(kind, dict(zip(kind._fields, self._items(live, new), strict=True)))
         if kind is list:
             self.fill_list(live, new)
+        elif kind is deque and live.maxlen == new.maxlen:
+            self._used.add(id(live))
+            items = self._items(live, new)
+            live.clear()
+            live.extend(items)
+        elif kind is set:
+            self._used.add(id(live))
+            live.clear()
+            live.update(new)
+        elif is_plain(kind) and not is_frozen(kind):
+            self.fill_dict(fields_of(live), fields_of(new))
         elif kind in _DICTS and getattr(live, "default_factory", 0) is getattr(
             new, "default_factory", 0
         ):
