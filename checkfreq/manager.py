@@ -514,6 +514,7 @@ class CFManager:
     def no_update(self, num_batches: int, *, epoch_over: bool) -> None:
         """Warn that an iterator handed out so many batches, and no weight update was seen."""
         self._unseen.no_update(num_batches, epoch_over=epoch_over)
+        self._untracked.no_boundary()
 
     # ---- life
 

@@ -49,8 +49,10 @@ class Unseen:
         self._before = []
 
     def no_update(self, num_batches: int, *, epoch_over: bool) -> None:
-        """So many batches were handed out since the last update; of a whole epoch, or weights
-        must have changed for it to be said."""
+        """So many batches were handed out since the last update, those of a whole epoch or not.
+
+        Within an epoch it is said only if weights have changed: gradients may be accumulating.
+        """
         if self._is_told or not (epoch_over or self._has_changed()):
             return
         self._is_told = True
@@ -66,8 +68,8 @@ class Unseen:
         """The run ends well, and has passed no boundary."""
         if num_updates:
             logger.warning(
-                "no checkpoint was taken: %d weight updates were seen, and no boundary was passed. "
-                "Call cf_manager.step() after each update, or iterate over "
+                "no checkpoint was taken: %d weight update(s) were seen, and no boundary was "
+                "passed. Call cf_manager.step() after each update, or iterate over "
                 "CFIterator(loader, cf_manager=cf_manager), which does",
                 num_updates,
             )

@@ -81,9 +81,10 @@ class Untracked:
         ``step`` is not called, and any optimizer if none is tracked. Others may belong to an inner
         loop (meta-learning), whose boundary is the tracked optimizer's.
         """
-        if optimizer not in self._seen:
-            self._seen[optimizer] = self._first_step(optimizer)
-        seen = self._seen[optimizer]
+        try:
+            seen = self._seen[optimizer]
+        except KeyError:
+            seen = self._seen[optimizer] = self._first_step(optimizer)
         if seen is None:
             return None
         for name in seen.stands_for:
@@ -106,6 +107,12 @@ class Untracked:
             for suspect in list(self._suspects):
                 self._judge(suspect)
             self._suspects.clear()
+
+    def no_boundary(self) -> None:
+        """Name what steps where no boundary is passed at all."""
+        for optimizer, seen in list(self._seen.items()):
+            if seen is not None and not seen.is_known:
+                self._judge(optimizer)
 
     # ---- optimizers
 

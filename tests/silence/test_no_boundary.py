@@ -77,6 +77,30 @@ def test_a_whole_epoch_without_an_update_is_told(tmp_path: Path) -> None:
     assert "marks_steps=False" in first
 
 
+def swaps_its_optimizer(directory: str, kill: int) -> int:
+    """After an epoch another optimizer takes over, which nobody tracks."""
+    loader, model = data(), nn.Linear(8, 3)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with CFManager(directory, CFCheckpoint(model=model, optimizer=optimizer), **EVERY) as manager:
+        batches = CFIterator(loader, cf_manager=manager)
+        for epoch in batches.epochs(3):
+            if epoch == 1:
+                optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+            for x, y in batches:
+                optimizer.zero_grad()
+                loss_of(model, x, y).backward()
+                optimizer.step()
+    return manager.global_step
+
+
+def test_an_optimizer_that_takes_over_untracked_is_named(tmp_path: Path) -> None:
+    begun = start(swaps_its_optimizer, tmp_path)
+    assert begun.result == 8
+    epoch, optimizer = begun.warnings
+    assert "an epoch is over, but no weight update was seen in 8 batches" in epoch
+    assert "the Adam 'optimizer' steps parameters that are tracked" in optimizer
+
+
 def accumulates(directory: str, kill: int) -> list[int]:
     """One update for 60 batches, then one for all batches of an epoch."""
     model = nn.Linear(8, 3)
@@ -106,7 +130,7 @@ def test_updates_without_a_call_of_step_are_told_at_close(
         for _ in range(3):
             optimizer.step()
     (text,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-    assert "3 weight updates were seen, and no boundary was passed" in text
+    assert "3 weight update(s) were seen, and no boundary was passed" in text
     assert "cf_manager.step()" in text
 
 
