@@ -148,12 +148,12 @@ class Untracked:
         seen = self._seen[optimizer]
         if seen is None or not self._loses(optimizer, seen):
             return
-        names = _names_of(optimizer, self._chk.tracked)
+        name = _name_of(optimizer, self._chk.tracked)
         logger.warning(
             "%s steps parameters that are tracked, and is not tracked itself: its state would be "
             "made anew in a resumed run. Track it too: CFCheckpoint(..., %s)",
-            _described(optimizer, names),
-            _argument(names, "another_optimizer"),
+            _described(optimizer, name),
+            _argument(name, "another_optimizer", self._chk.tracked),
         )
 
     def _loses(self, optimizer: Optimizer, seen: _Stepping) -> bool:
@@ -175,12 +175,12 @@ class Untracked:
         if not scaler.is_enabled() or scaler in self._told or self._is_part(scaler):
             return
         self._told.add(scaler)
-        names = _names_of(scaler, self._chk.tracked)
+        name = _name_of(scaler, self._chk.tracked)
         logger.warning(
             "%s steps an optimizer whose parameters are tracked, and is not tracked itself: its "
             "scale would start over in a resumed run. Track it too: CFCheckpoint(..., %s)",
-            _described(scaler, names),
-            _argument(names, "scaler"),
+            _described(scaler, name),
+            _argument(name, "scaler", self._chk.tracked),
         )
 
     def _schedulers_of_ours(self) -> Iterator[LRScheduler]:
@@ -212,12 +212,12 @@ class Untracked:
                 kept.append((ref, before))
                 continue
             self._told.add(scheduler)
-            names = _names_of(scheduler, self._chk.tracked)
+            name = _name_of(scheduler, self._chk.tracked)
             logger.warning(
                 "%s schedules a tracked optimizer, and is not tracked itself: the schedule would "
                 "start over in a resumed run. Track it too: CFCheckpoint(..., %s)",
-                _described(scheduler, names),
-                _argument(names, "scheduler"),
+                _described(scheduler, name),
+                _argument(name, "scheduler", self._chk.tracked),
             )
         self._schedulers = kept
 
@@ -261,28 +261,32 @@ def _scaler_that_steps() -> GradScaler | None:
 # ---- how it is called in the script
 
 
-def _described(thing: object, names: tuple[str, str] | None) -> str:
+def _described(thing: object, name: str | None) -> str:
     kind = type(thing).__name__
-    return f"a {kind}" if names is None else f"the {kind} {names[0]!r}"
+    return f"a {kind}" if name is None else f"the {kind} {name!r}"
 
 
-def _argument(names: tuple[str, str] | None, otherwise: str) -> str:
-    return f"{otherwise}=..." if names is None else f"{names[1]}={names[0]}"
+def _argument(name: str | None, otherwise: str, tracked: Mapping[str, Any]) -> str:
+    """What to write into ``CFCheckpoint(...)``."""
+    keyword = otherwise if name is None else name.removeprefix("self.").replace(".", "_")
+    if keyword in tracked:
+        keyword += "_2"
+    return f"{keyword}={name or '...'}"
 
 
-def _names_of(thing: object, tracked: Mapping[str, Any]) -> tuple[str, str] | None:
-    """(expression, keyword): how the script reaches ``thing``, and a name to track it under."""
+def _name_of(thing: object, tracked: Mapping[str, Any]) -> str | None:
+    """How the script reaches ``thing``, as far as that can be found."""
     for name, owner in tracked.items():
         for attribute, value in getattr(owner, "__dict__", {}).items():
             if value is thing:
-                return f"{name}.{attribute}", f"{name}_{attribute.strip('_')}"
+                return f"{name}.{attribute}"
     for scope in _scopes():
         for name, value in scope.items():
             if value is thing:
-                return name, name
+                return name
         for attribute, value in getattr(scope.get("self"), "__dict__", {}).items():
             if value is thing:
-                return f"self.{attribute}", attribute.strip("_")
+                return f"self.{attribute}"
     return None
 
 

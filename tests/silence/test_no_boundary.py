@@ -99,6 +99,7 @@ def test_an_optimizer_that_takes_over_untracked_is_named(tmp_path: Path) -> None
     epoch, optimizer = begun.warnings
     assert "an epoch is over, but no weight update was seen in 8 batches" in epoch
     assert "the Adam 'optimizer' steps parameters that are tracked" in optimizer
+    assert optimizer.endswith("CFCheckpoint(..., optimizer_2=optimizer)")
 
 
 def accumulates(directory: str, kill: int) -> list[int]:
