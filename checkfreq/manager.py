@@ -128,6 +128,7 @@ class CFManager:
         self._persistence = session.persistence
         self._coordinator = session.coordinator
         self._gate = session.gate
+        self._untracked, self._unseen = session.untracked, session.unseen
         self._evidence = session.pipeline.evidence
         self._reporter = session.reporter
         self._gradients = session.pipeline.gradients
@@ -203,6 +204,8 @@ class CFManager:
             self._coordinator.raise_failures()
             self._gate.pass_boundary()
             self._evidence.pass_boundary(self._gate.attempts)
+            self._untracked.pass_boundary()
+            self._unseen.pass_boundary()
             self._session.last_moment.pass_boundary(is_epoch_end=epoch_boundary)
             self._session.say_news()
             self._gradients.pass_boundary()
@@ -555,9 +558,16 @@ class CFManager:
         """
         self._session.require_whole()
         progress = self._progress
-        if progress.apply_last is None or progress.has_iterated or self._home.is_elsewhere():
+        if progress.has_iterated or self._home.is_elsewhere():
             return
-        progress.apply_last()
+        if progress.apply_last is not None:
+            progress.apply_last()
+        self._unseen.before_first_batch()
+
+    def no_update(self, num_batches: int, *, epoch_over: bool) -> None:
+        """Warn that an iterator handed out so many batches, and no weight update was seen."""
+        self._unseen.no_update(num_batches, epoch_over=epoch_over)
+        self._untracked.no_boundary()
 
     # ---- life
 

@@ -48,6 +48,8 @@ class Manager(Protocol):
     - ``finished``: True once the run is over, at whatever step; the iterator that marks steps then
       serves nothing more;
     - ``on_delivery(name, delivery)``, or None: told of each batch before it is handed out;
+    - ``no_update(num_batches, *, epoch_over)``: told after so many batches without an update, at
+      the end of an epoch without one too;
     - ``reopens_after(error)``: whether a loader failed because its workers were told to stop like
       the run, which stops at a boundary that is still to come: the loader is opened again at the
       place of the next batch, and the loop goes on;

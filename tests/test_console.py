@@ -60,6 +60,12 @@ def test_without_a_logging_setup_the_lines_that_matter_are_shown_once(tmp_path: 
     assert said.count("durable again") == 1
 
 
+def test_a_restore_is_shown_beside_a_logging_setup_for_warnings(tmp_path: Path) -> None:
+    setup = "logging.basicConfig(level=logging.WARNING, format='%(message)s')"
+    said = errors_of(TRAINING.format(setup=setup), str(tmp_path / "chk"))
+    assert said.count("checkfreq: ") == said.count("checkfreq: restored step") == 1
+
+
 def test_with_a_logging_setup_every_line_is_shown_by_that_alone(tmp_path: Path) -> None:
     setup = "logging.basicConfig(level=logging.INFO, format='%(message)s')"
     said = errors_of(TRAINING.format(setup=setup), str(tmp_path / "chk"))
@@ -73,20 +79,23 @@ LINE = """
 import logging, sys
 from checkfreq.console import say
 {setup}
-say(logging.getLogger("checkfreq.manager"), "restored step %d", 5)
+say(logging.getLogger("checkfreq.manager"), "restored step %d", 5{vital})
 """
+VITAL = ", is_vital=True"
 SHOWN = {
     "nothing": "",
     "a level that lets it through": "logging.getLogger('checkfreq').setLevel(logging.INFO)",
     "a root level that lets it through": "logging.getLogger().setLevel(logging.DEBUG)",
 }
-NOT_SHOWN = {
+SHOWN_IF_VITAL = {
     "basicConfig at its default level": "logging.basicConfig()",
+    "a level of the root": "logging.getLogger().setLevel(logging.ERROR)",
+    "a handler elsewhere": "logging.getLogger().addHandler(logging.StreamHandler(sys.stdout))",
+}
+NOT_SHOWN = {
     "logging.disable": "logging.disable(logging.INFO)",
     "a level of ours": "logging.getLogger('checkfreq').setLevel(logging.WARNING)",
-    "a level of the root": "logging.getLogger().setLevel(logging.ERROR)",
     "a null handler": "logging.getLogger('checkfreq').addHandler(logging.NullHandler())",
-    "a handler elsewhere": "logging.getLogger().addHandler(logging.StreamHandler(sys.stdout))",
     "no last resort": "logging.lastResort = None",
     "no standard error": "sys.stderr = None",
 }
@@ -94,15 +103,22 @@ NOT_SHOWN = {
 
 @pytest.mark.parametrize("setup", SHOWN.values(), ids=SHOWN.keys())
 def test_a_line_is_printed_where_no_handler_would_show_it(setup: str) -> None:
-    assert errors_of(LINE.format(setup=setup)) == "checkfreq: restored step 5\n"
+    assert errors_of(LINE.format(setup=setup, vital="")) == "checkfreq: restored step 5\n"
 
 
+@pytest.mark.parametrize("setup", SHOWN_IF_VITAL.values(), ids=SHOWN_IF_VITAL.keys())
+def test_a_root_logger_that_was_set_up_hides_a_line_unless_it_is_vital(setup: str) -> None:
+    assert errors_of(LINE.format(setup=setup, vital="")) == ""
+    assert errors_of(LINE.format(setup=setup, vital=VITAL)) == "checkfreq: restored step 5\n"
+
+
+@pytest.mark.parametrize("vital", ["", VITAL], ids=["", "vital"])
 @pytest.mark.parametrize("setup", NOT_SHOWN.values(), ids=NOT_SHOWN.keys())
-def test_a_line_is_not_printed_where_logging_was_set_up(setup: str) -> None:
-    assert errors_of(LINE.format(setup=setup)) == ""
+def test_a_line_is_not_printed_where_logging_of_ours_was_set_up(setup: str, vital: str) -> None:
+    assert errors_of(LINE.format(setup=setup, vital=vital)) == ""
 
 
 def test_logging_that_is_set_up_later_is_left_to_show_it() -> None:
     later = "say(logging.getLogger('checkfreq.manager'), 'before')\nlogging.basicConfig(level=20)"
-    said = errors_of(LINE.format(setup=later))
+    said = errors_of(LINE.format(setup=later, vital=VITAL))
     assert said == "checkfreq: before\nINFO:checkfreq.manager:restored step 5\n"

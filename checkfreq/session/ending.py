@@ -193,6 +193,8 @@ class Ending:
             return
         if not self._progress.has_stopped:
             self._session.positions.finish()
+        if not self._progress.has_iterated:
+            self._session.unseen.close(self._session.gate.attempts)
         if self._progress.has_iterated and not self._progress.has_stopped:
             self._complete_last_boundary()
         if self._progress.is_open:

@@ -159,7 +159,8 @@ class Restoring:
         for rejected in found.rejected:
             if rejected.step not in removed:
                 self._report(rejected, found)
-        self._session.say("restored step %d from %s", found.step, self._place_of(found))
+        place = self._place_of(found)
+        self._session.say("restored step %d from %s", found.step, place, is_vital=True)
         lost = max((r.step for r in found.rejected), default=found.step) - found.step
         self._persistence.record(
             "restored",

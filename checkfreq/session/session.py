@@ -30,6 +30,8 @@ from checkfreq.run.pipeline import Pipeline
 from checkfreq.session.arguments import Arguments, Checked
 from checkfreq.session.progress import Progress
 from checkfreq.session.staging import staged
+from checkfreq.session.unseen import Unseen
+from checkfreq.session.untracked import Untracked
 from checkfreq.snapshot.gate import UpdateGate
 from checkfreq.state.positions import Positions
 from checkfreq.store.fileops import LocalFileOps
@@ -80,7 +82,11 @@ class Session:
             self.persistence.start_over()
         self._start()
         self.reporter = reporter_for(checked.chk_dir, rank=role.rank)
-        self.gate = UpdateGate(arguments.chk.optimizers, fence=self.pipeline.fence, home=self.home)
+        self.untracked = Untracked(
+            arguments.chk, evidence=self.pipeline.evidence, gradients=self.pipeline.gradients
+        )
+        self.unseen = Unseen(arguments.chk)
+        self.gate = UpdateGate(self.untracked.is_update, fence=self.pipeline.fence, home=self.home)
 
     def _start(self) -> None:
         """Take over what a killed run left in memory, or start a worker."""
@@ -207,9 +213,9 @@ class Session:
             self.say("%s", text)
             self.persistence.record("notice", self.progress.global_step, text=text)
 
-    def say(self, message: str, *args: object) -> None:
+    def say(self, message: str, *args: object, is_vital: bool = False) -> None:
         """Log at INFO, on rank 0 also shown to users who never configured logging."""
-        say(logger, message, *args, is_shown=self.role.rank == 0)
+        say(logger, message, *args, is_shown=self.role.rank == 0, is_vital=is_vital)
 
 
 def _checked(arguments: Arguments, meetings: Meetings | None) -> tuple[Arguments, Checked, Role]:

@@ -1,9 +1,9 @@
 """The gate in front of every weight update.
 
-A step pre-hook on each tracked optimizer makes the update wait for the copy of the settled state
-and counts it as an attempt; ``updating()`` does the same for writes that no hook sees. Belongs to
-the training thread. In a fork of the process updates are counted but do not wait, since the copy is
-the parent's.
+A pre-hook of all optimizers' steps makes an update wait for the copy of the settled state and
+counts it as an attempt; ``updating()`` does the same for writes that no hook sees. The hook is
+torch's global one, which sees optimizers that are not tracked too. Belongs to the training thread.
+In a fork of the process updates are counted but do not wait, since the copy is the parent's.
 
 A closure that is given to ``step`` runs forward and backward. torch's own optimizers call it before
 they write anything, so their update waits once it has returned, and the copy goes on beside it.
@@ -16,12 +16,14 @@ here, calls what is written, and goes on compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from checkfreq.errors import StateError
 from checkfreq.forks import Home
@@ -67,29 +69,42 @@ class Updating:
         pass
 
 
+class IsUpdate(Protocol):
+    """Whether a step is an update; ``is_first``: none came since the last boundary."""
+
+    def __call__(self, optimizer: Optimizer, *, is_first: bool) -> bool | None:
+        """None for an optimizer of other parameters; False if it has to wait, and is no update."""
+        ...
+
+
 class UpdateGate:
     """Counts update attempts; each calls ``fence`` first, to come after the copy in progress."""
 
     def __init__(
         self,
-        optimizers: Mapping[str, Optimizer],
+        is_update: IsUpdate,
         *,
         fence: Callable[[], None],
         home: Home | None = None,
     ) -> None:
         self._home = home or Home("checkpointing")
+        self._is_update = is_update
         self._fence = fence
         self._attempts = 0
         self._declared = 0
         self._captured = False
         self._boundary_attempts = 0
         self._boundary_declared = 0
-        before_step = opaque(uninterrupted(self._before_step))
         self._announce = opaque(uninterrupted(self._before_write))
         self._count = opaque(self._add_attempt)
-        self._hooks = [
-            optimizer.register_step_pre_hook(before_step) for optimizer in optimizers.values()
-        ]
+        gate = weakref.ref(self)  # torch keeps the hook, and must not keep what belongs to a run
+
+        def before_step(optimizer: Optimizer, args: Args, kwargs: Kwargs) -> _Call | None:
+            live = gate()
+            return None if live is None else live._before_step(optimizer, args, kwargs)
+
+        self._hook = register_optimizer_step_pre_hook(opaque(uninterrupted(before_step)))
+        weakref.finalize(self, self._hook.remove)
 
     @property
     def attempts(self) -> int:
@@ -125,22 +140,23 @@ class UpdateGate:
         self._boundary_declared = self._declared
 
     def close(self) -> None:
-        """Remove the hooks; idempotent."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        """Remove the hook; idempotent."""
+        self._hook.remove()
 
     def _before_step(self, optimizer: Optimizer, args: Args, kwargs: Kwargs) -> _Call | None:
         """What ``step`` is called with instead, if that is where the update waits."""
+        is_update = self._is_update(optimizer, is_first=self.at_boundary)
+        if is_update is None:
+            return None
         if is_capturing():
-            self._captured = True  # waiting is not allowed during capture
+            self._captured |= is_update  # waiting is not allowed during capture
             return None
         call = None
         if not self._home.is_elsewhere():
             call = self._fenced(optimizer, args, kwargs)
             if call is None:
                 self._fence()
-        self._attempts += 1
+        self._attempts += is_update
         return call
 
     def _fenced(self, optimizer: Optimizer, args: Args, kwargs: Kwargs) -> _Call | None:

@@ -88,6 +88,12 @@ class Boundaries:
             if self._on_stop == "raise":
                 raise TrainingStopped
 
+    def no_update(self, num_batches: int, *, epoch_over: bool) -> None:
+        """Tell the manager that the last ``num_batches`` made no boundary due."""
+        told = getattr(self._notified, "no_update", None)
+        if told is not None:
+            told(num_batches, epoch_over=epoch_over)
+
     def reopens_after(self, error: Exception) -> bool:
         """Whether to open the loader again, which failed because its workers were told to stop.
 

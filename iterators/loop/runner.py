@@ -32,6 +32,9 @@ from iterators.protocol import Adapter, Deliveries, Delivery
 
 logger = logging.getLogger(__name__)
 
+#: So many batches before the first update are told to the manager, which may know why.
+_MANY_UNUSED = 50
+
 
 class PassRunner:
     """The passes of one iterator. ``name`` is the iterator's, for the log.
@@ -186,8 +189,14 @@ class PassRunner:
         self.last_num_samples = None if delivery.weights is None else covered
         self._cursor.deliver(delivery)
         self.last = delivery
+        if self._pending == _MANY_UNUSED and not self._boundaries.num_passed:
+            self._tell_of_no_update(epoch_over=False)
         if self._on_delivery is not None:
             self._on_delivery(self._name, delivery)
+
+    def _tell_of_no_update(self, *, epoch_over: bool) -> None:
+        if not self._rule.is_due(self._pending, epoch_over=epoch_over):
+            self._boundaries.no_update(self._pending, epoch_over=epoch_over)
 
     def _tell_of_count(self, epoch: int) -> None:
         running = self._running() if self._running else None
@@ -231,6 +240,8 @@ class PassRunner:
         if self._adapter.batches_left(live.place) == 0:
             num_unused = self._rule.num_unused(live.uncommitted)
             self.counting.epoch_ends(live.epoch, num_unused=num_unused)
+            if live.place and not self.current.last_boundary.place:  # whole, without a boundary
+                self._tell_of_no_update(epoch_over=True)
         self.last_report = self._cursor.end_epoch()
         self._batch_start = 0
         _log_report(self._name, self.last_report)

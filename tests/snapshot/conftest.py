@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from torch.optim import Optimizer
 
 from checkfreq.config import CFConfig
 from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.gate import IsUpdate
 from tests.snapshot.fake_device import FakeDevice, Scripted
 from tests.snapshot.recorder import Recorder, small_state
+
+
+def steps_of(*optimizers: Optimizer) -> IsUpdate:
+    """Counts the steps of these optimizers as updates."""
+
+    def is_update(optimizer: Optimizer, *, is_first: bool) -> bool | None:
+        return any(optimizer is one for one in optimizers) or None
+
+    return is_update
 
 
 @pytest.fixture

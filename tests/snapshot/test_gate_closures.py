@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from checkfreq.snapshot.gate import UpdateGate
+from tests.snapshot.conftest import steps_of
 
 
 class WritesFirst(torch.optim.SGD):
@@ -42,7 +43,7 @@ def order_of(
         loss.backward()
         return loss
 
-    gate = UpdateGate({"optimizer": optimizer}, fence=fence)
+    gate = UpdateGate(steps_of(optimizer), fence=fence)
     assert call(optimizer, closure) is not None
     assert not torch.equal(weight, before)
     return events, gate

@@ -12,6 +12,7 @@ from torch import nn
 from checkfreq.forks import Home
 from checkfreq.snapshot.device_copier import DeviceCopier, Limits
 from checkfreq.snapshot.gate import UpdateGate
+from tests.snapshot.conftest import steps_of
 
 #: torch warns of itself: of what its compiler imports, and that it breaks a graph at our call.
 pytestmark = [
@@ -95,9 +96,7 @@ class Run:
         self.model = nn.Linear(3, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.fence = Fence()
-        self.gate = UpdateGate(
-            {"optimizer": self.optimizer}, fence=self.fence, home=AtHome("a test")
-        )
+        self.gate = UpdateGate(steps_of(self.optimizer), fence=self.fence, home=AtHome("a test"))
 
     def backward(self) -> None:
         self.model(torch.ones(4, 3)).square().mean().backward()

@@ -1,0 +1,249 @@
+"""What steps tracked parameters and is not tracked is warned of; what only looks like it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau, SequentialLR, StepLR
+
+from checkfreq import CFCheckpoint, CFManager
+from iterators import CFIterator
+from tests.silence.training import EVERY, data, digest, loss_of, start, tick, tried
+
+
+def two_parts() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def forgot(directory: str, kill: int) -> str:
+    """A second optimizer and a scaler are not tracked."""
+    loader, model = data(), two_parts()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    second = torch.optim.Adam(model[2].parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler("cpu", growth_interval=2, init_scale=16.0)
+    with CFManager(directory, CFCheckpoint(model=model, optimizer=optimizer), **EVERY) as manager:
+        batches = CFIterator(loader, cf_manager=manager)
+        manager.restore()
+        for _ in batches.epochs(3):
+            for x, y in batches:
+                tick(manager, manager.global_step + 1 == kill)
+                scaler.scale(loss_of(model, x, y)).backward()
+                scaler.step(optimizer)
+                scaler.step(second)
+                scaler.update()
+                model.zero_grad()
+    return digest(model)
+
+
+def test_forgot(tmp_path: Path) -> None:
+    trial = tried(forgot, tmp_path)
+    assert not trial.is_exact
+    for begun in (trial.whole, *trial.killed, trial.resumed):
+        scaler, optimizer = begun.warnings
+        assert "the GradScaler 'scaler' steps an optimizer" in scaler
+        assert scaler.endswith("CFCheckpoint(..., scaler=scaler)")
+        assert "the Adam 'second' steps parameters that are tracked" in optimizer
+        assert optimizer.endswith("CFCheckpoint(..., second=second)")
+
+
+def only_a_model(directory: str, kill: int) -> str:
+    """No optimizer is tracked: the one that steps passes boundaries, and is named."""
+    loader, model = data(), two_parts()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    with CFManager(directory, CFCheckpoint(model=model), **EVERY) as manager:
+        batches = CFIterator(loader, cf_manager=manager)
+        manager.restore()
+        for _ in batches.epochs(1):
+            for x, y in batches:
+                optimizer.zero_grad()
+                loss_of(model, x, y).backward()
+                optimizer.step()
+        assert manager.global_step == 8
+    return digest(model)
+
+
+def test_an_optimizer_that_alone_updates_the_tracked_model_is_named(tmp_path: Path) -> None:
+    (warning,) = start(only_a_model, tmp_path).warnings
+    assert "CFCheckpoint(..., optimizer=optimizer)" in warning
+
+
+# ---- in one process
+
+
+class Run:
+    """A model of two parts and its optimizer, with a manager that never checkpoints by itself."""
+
+    def __init__(self, directory: Path, **tracked: Any) -> None:
+        self.model = two_parts()
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.directory, self.tracked = directory, tracked
+
+    def iterate(self, update: Callable[[], Any], *, num: int = 3) -> None:
+        chk = CFCheckpoint(model=self.model, optimizer=self.optimizer, **self.tracked)
+        with CFManager(self.directory, chk, **{**EVERY, "chk_freq": 0}) as manager:
+            for _ in range(num):
+                self.model(torch.ones(2, 8)).sum().backward()
+                update()
+                self.optimizer.zero_grad()
+                manager.step()
+
+
+Schedule = Callable[[torch.optim.Optimizer], Any]
+SCHEDULES: dict[str, Schedule] = {
+    "StepLR": lambda optimizer: StepLR(optimizer, 1),
+    "on a plateau": ReduceLROnPlateau,
+}
+
+
+def advance(scheduler: Any) -> None:
+    scheduler.step(1.0) if isinstance(scheduler, ReduceLROnPlateau) else scheduler.step()
+
+
+@pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES.keys())
+def test_a_schedule_of_a_tracked_optimizer_is_named_once_when_it_goes_on(
+    make: Schedule, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path)
+    cosine = make(run.optimizer)
+
+    def update() -> None:
+        run.optimizer.step()
+        advance(cosine)
+
+    run.iterate(update, num=4)
+    (text,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "'cosine' schedules a tracked optimizer" in text
+    assert text.endswith("CFCheckpoint(..., cosine=cosine)")
+
+
+def quiet_schedule(run: Run) -> Callable[[], Any]:
+    """A tracked scheduler of schedulers, and one that was for the warm-up before."""
+    parts: list[LRScheduler] = [LinearLR(run.optimizer), StepLR(run.optimizer, 1)]
+    whole = SequentialLR(run.optimizer, parts, milestones=[1])
+    run.tracked["scheduler"] = whole
+    warm_up = StepLR(run.optimizer, 1)
+
+    def update() -> None:
+        assert warm_up is not None
+        run.optimizer.step()
+        whole.step()
+
+    return update
+
+
+def quiet_stranger(run: Run) -> Callable[[], Any]:
+    """An optimizer of a module that nobody tracks, with a scaler of its own."""
+    other = nn.Linear(8, 1)
+    optimizer = torch.optim.Adam(other.parameters())
+    scaler = torch.amp.GradScaler("cpu")
+
+    def update() -> None:
+        run.optimizer.step()
+        scaler.scale(other(torch.ones(1, 8)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return update
+
+
+def quiet_inner_loop(run: Run) -> Callable[[], Any]:
+    """An optimizer that lives for one iteration, as in meta-learning."""
+
+    def update() -> None:
+        inner = torch.optim.Adam(run.model.parameters())
+        inner.step()
+        run.optimizer.step()
+
+    return update
+
+
+def quiet_sgd(run: Run) -> Callable[[], Any]:
+    """An optimizer that has no state."""
+    optimizer = torch.optim.SGD(run.model[0].parameters(), lr=0.1)
+
+    def update() -> None:
+        run.optimizer.step()
+        optimizer.step()
+
+    return update
+
+
+def quiet_scalers(run: Run) -> Callable[[], Any]:
+    """A scaler that is switched off."""
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    return lambda: scaler.step(run.optimizer)
+
+
+class Kept:
+    """State of the script, with everything in it."""
+
+    def __init__(self, **parts: Any) -> None:
+        self.parts = parts
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+
+
+def quiet_keeper(run: Run) -> Callable[[], Any]:
+    """An object that saves an optimizer, a schedule and a scaler."""
+    optimizer = torch.optim.Adam(run.model[2].parameters())
+    schedule, scaler = StepLR(run.optimizer, 1), torch.amp.GradScaler("cpu")
+    run.tracked["kept"] = Kept(optimizer=optimizer, schedule=schedule, scaler=scaler)
+
+    def update() -> None:
+        scaler.scale(run.model(torch.ones(1, 8)).sum()).backward()
+        scaler.step(run.optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        schedule.step()
+
+    return update
+
+
+class Around(torch.optim.Optimizer):
+    """A wrapper that passes on everything."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.inner, self.param_groups = inner, inner.param_groups
+
+    def step(self, closure: Any = None) -> Any:
+        return self.inner.step(closure)
+
+
+QUIET = (quiet_schedule, quiet_stranger, quiet_inner_loop, quiet_sgd)
+QUIET = (*QUIET, quiet_scalers, quiet_keeper, lambda run: Around(run.optimizer).step)
+
+
+@pytest.mark.parametrize("script", QUIET)
+def test_what_loses_nothing_is_not_named(
+    script: Callable[[Run], Callable[[], Any]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path)
+    run.iterate(script(run))
+    assert [record.getMessage() for record in caplog.records if record.levelno > 20] == []
+
+
+def test_an_optimizer_without_a_state_is_named_once_its_learning_rate_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path)
+    other = torch.optim.SGD(run.model[0].parameters(), lr=0.1)
+
+    def update() -> None:
+        run.optimizer.step()
+        other.step()
+        other.param_groups[0]["lr"] *= 0.9
+
+    run.iterate(update)
+    (text,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert text.endswith("CFCheckpoint(..., other=other)")
