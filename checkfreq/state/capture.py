@@ -93,6 +93,8 @@ def read_local_state(
         objects[name]["aliases"] = aliases
     for name, composed in collector.composed.items():
         objects[name]["composed"] = composed
+    for name, strides in collector.strides.items():
+        objects[name]["strides"] = strides
     if positions:
         collector.start(POSITIONS)
         objects[POSITIONS] = {

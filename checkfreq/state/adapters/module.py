@@ -47,12 +47,13 @@ class ModuleAdapter:
             extra = self._capture_state_dict(collector)
         else:
             extra = self._capture_directly(collector)
-        direct = {*collector.keys}
+        direct, begin = {*collector.keys}, len(collector.refs)
         trees = {
             key: collector.encode(value, f"{self._name}.{key}") for key, value in extra.items()
         }
         json: dict[str, Json] = {"kind": self.kind, "class": type_name(self._module)}
         if trees:
+            collector.made_anew(begin)
             json["extra"] = trees
             json["extra_tensors"] = [key for key in collector.keys if key not in direct]
         return json
