@@ -111,6 +111,7 @@ def read_local_state(
         per_rank_objects,
         per_rank_tensors,
         frozenset(collector.frozen),
+        frozenset(collector.non_persistent),
     )
 
 

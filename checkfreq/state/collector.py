@@ -19,7 +19,7 @@ from checkfreq.state.composed import is_composed, part_name, take_apart, view_of
 from checkfreq.state.dtensors import LocalShard, is_dtensor, local_of, shard_of
 from checkfreq.state.sharing import Placed, memory_of, overlapping, placed
 from checkfreq.state.tensors import detached, encode_torch, is_ordinary, require_kept
-from checkfreq.store.parts import frozen_stem_of
+from checkfreq.store.parts import buffers_stem_of, frozen_stem_of
 from checkfreq.types import Json
 
 #: Less than so many bytes of an object are not worth a file of their own.
@@ -52,7 +52,8 @@ class LocalState:
     ``refs[begin:end]`` are the tensors of an object, where ``spans[name]`` is (begin, end).
     ``shards`` describes, by index, the refs that are local tensors of DTensors.
     ``per_rank_objects`` and ``per_rank_tensors`` (object, key) differ from rank to rank.
-    ``frozen`` are the indices of refs that no weight update is expected to change.
+    ``frozen`` are the indices of refs that no weight update is expected to change,
+    ``non_persistent`` (object, key) of buffers that are no part of a state dict.
     """
 
     refs: list[TensorRef]
@@ -63,6 +64,7 @@ class LocalState:
     per_rank_objects: frozenset[str] = frozenset()
     per_rank_tensors: frozenset[tuple[str, str]] = frozenset()
     frozen: frozenset[int] = frozenset()
+    non_persistent: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,8 @@ class StateCollector:
         self.per_rank: set[tuple[str, str]] = set()
         #: Indices of the refs that no weight update is expected to change.
         self.frozen: set[int] = set()
+        #: (object, key) of buffers that are no part of a state dict.
+        self.non_persistent: set[tuple[str, str]] = set()
         self._host_is_volatile = fence_on_device
         self.start("")
 
@@ -210,6 +214,13 @@ class StateCollector:
             self.refs[index] = ref._replace(settled=False)
         self.aliases.setdefault(self._object, {})[key] = ref.key
         return ref.key
+
+    def drop_alias(self, key: str) -> None:
+        """Forget the name that ``add`` has just made an alias."""
+        aliases = self.aliases[self._object]
+        del aliases[key], self._keys[key]
+        if not aliases:
+            del self.aliases[self._object]
 
     def encode(self, value: Any, path: str, *, settled: bool = False) -> Json:
         """JSON of a value; tensors inside are kept under their path within the object.
@@ -352,13 +363,13 @@ def sole_part(local: LocalState) -> CapturedState:
                 f"process holds {shard.box}, needs a checkpoint of all ranks; initialise "
                 "torch.distributed before CFManager is made"
             )
-    if not local.frozen:
+    if not local.frozen and not local.non_persistent:
         return CapturedState(local.refs, local.objects, local.aliases)
-    return _with_frozen_files(local)
+    return _with_files_apart(local)
 
 
-def _with_frozen_files(local: LocalState) -> CapturedState:
-    """The whole state, with a file of its own for what is frozen in each object."""
+def _with_files_apart(local: LocalState) -> CapturedState:
+    """The whole state, with files of their own for what is frozen in each object, and buffers."""
     tensors: list[TensorRef] = []
     aliases: dict[str, dict[str, str]] = {}
     for name in local.spans:
@@ -376,17 +387,27 @@ def files_of(local: LocalState, name: str) -> list[tuple[str, list[TensorRef]]]:
     or is on the host while updates wait on a device, is not frozen.
     """
     begin, end = local.spans[name]
-    refs = local.refs[begin:end]
-    if not local.frozen:
-        return [(name, refs)]
-    frozen = {i for i, ref in enumerate(refs, begin) if i in local.frozen and ref.settled}
-    if sum(local.refs[i].tensor.nbytes for i in frozen) < LEAST_FROZEN_BYTES:
-        return [(name, refs)]
-    stem = frozen_stem_of(name)
-    return [
-        (name, [ref for i, ref in enumerate(refs, begin) if i not in frozen]),
-        (stem, [ref._replace(stem=stem) for i, ref in enumerate(refs, begin) if i in frozen]),
-    ]
+    refs, apart = without_buffers(local, local.refs[begin:end])
+    frozen = {id(local.refs[i]) for i in local.frozen if begin <= i < end and local.refs[i].settled}
+    if frozen and sum(r.tensor.nbytes for r in refs if id(r) in frozen) >= LEAST_FROZEN_BYTES:
+        stem = frozen_stem_of(name)
+        apart = [*apart, (stem, [r._replace(stem=stem) for r in refs if id(r) in frozen])]
+        refs = [ref for ref in refs if id(ref) not in frozen]
+    return [(name, refs), *apart]
+
+
+def without_buffers(
+    local: LocalState, refs: list[TensorRef]
+) -> tuple[list[TensorRef], list[tuple[str, list[TensorRef]]]]:
+    """Refs of one object without its non-persistent buffers; stem and refs of those, if any."""
+    if not local.non_persistent:
+        return refs, []
+    buffers = [ref for ref in refs if ref[:2] in local.non_persistent]
+    if not buffers:
+        return refs, []
+    stem = buffers_stem_of(buffers[0].stem)
+    others = [ref for ref in refs if ref[:2] not in local.non_persistent]
+    return others, [(stem, [ref._replace(stem=stem) for ref in buffers])]
 
 
 def aliases_of(local: LocalState, name: str, refs: list[TensorRef]) -> dict[str, str]:
