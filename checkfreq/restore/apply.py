@@ -202,9 +202,11 @@ def prepare(
     path: str,
     rank: int = 0,
     world: int = 1,
+    resumes: bool = True,
 ) -> RestorePlan:
     """Compare a checkpoint with the live objects of ``rank`` of ``world``, and change nothing.
 
+    ``resumes``: training goes on from it, so that flags of modules are restored too.
     ``only`` and ``exclude`` choose tracked names, "rng", or names of iterators. ``path`` is for
     messages. Raises MismatchError, which lists everything that does not fit (``strict=False``: one
     WARNING instead), ConfigError for unknown names, CorruptCheckpointError for state that makes no
@@ -223,7 +225,7 @@ def prepare(
         all_positions,
         loaded.reader,
     )
-    findings = Findings()
+    findings = Findings(resumes=resumes)
     for name in _names_to_restore(chk, loaded, rank, chosen, findings):
         saved = loaded.saved(name, path=path, rank=rank, declared=chk.per_rank)
         plan._saved.append(saved)
@@ -330,6 +332,13 @@ def _report(findings: Findings, *, strict: bool, path: str) -> None:
             "restore() to change them): %s",
             path,
             printable("; ".join(findings.overridden)),
+        )
+    if findings.flags:
+        logger.warning(
+            "%s: flags of modules in the checkpoint replace the script's, which has changed since "
+            "the first start (set them after restore() to change them): %s",
+            path,
+            printable("; ".join(findings.flags)),
         )
 
 

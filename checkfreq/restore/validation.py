@@ -152,6 +152,10 @@ def _outlines(manifest: Manifest, path: str) -> Iterator[_Outline]:
 def _require_module(saved: SavedObject) -> None:
     extra = saved.field("extra", {})
     _require(isinstance(extra, dict), "extra", extra)
+    if flags := saved.field("flags", {}):
+        for one in (flags, flags.get("first", flags)):
+            for name in (*one["frozen"], *one["evaluating"]):
+                _require(isinstance(name, str), "flags", name)
     for name in saved.field("non_persistent", []):
         saved.is_of_other_ranks(name) or saved.record(name)
     module_state_dict(saved)

@@ -30,6 +30,10 @@ class Findings:
     different: list[str] = field(default_factory=list)
     #: Hyper-parameters set by the script that the checkpoint overrides: "name: old -> new".
     overridden: list[str] = field(default_factory=list)
+    #: Flags of modules that the checkpoint overrides.
+    flags: list[str] = field(default_factory=list)
+    #: Whether training goes on from the checkpoint, with the flags of its modules.
+    resumes: bool = True
     #: What is left as it is, although it fits: for a WARNING.
     notes: list[str] = field(default_factory=list)
 

@@ -17,6 +17,7 @@ from checkfreq.state.adapters.base import (
     type_name,
 )
 from checkfreq.state.adapters.composed_load import ComposedLoad
+from checkfreq.state.adapters.flags import Flags
 from checkfreq.state.adapters.generic import live_dtensors
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.composed import described, is_composed, take_apart
@@ -39,6 +40,7 @@ class ModuleAdapter:
         self._name = name
         self._module = module
         self._index = ModuleIndex(module)
+        self._flags = Flags(self._index.nodes)
 
     def capture(self, collector: StateCollector) -> dict[str, Json]:
         """See Adapter."""
@@ -53,6 +55,7 @@ class ModuleAdapter:
             key: collector.encode(value, f"{self._name}.{key}") for key, value in extra.items()
         }
         json: dict[str, Json] = {"kind": self.kind, "class": type_name(self._module)}
+        json["flags"] = self._flags.record(self._index.nodes)
         if hidden:
             json["non_persistent"] = hidden
         if trees:
@@ -201,14 +204,18 @@ class ModuleAdapter:
         }
         self._compare_ties(fitting, saved, findings)
         common = {name: node for name, node in extras.items() if name in trees}
+        hidden = self._filled_non_persistent(saved)
+        nodes = self._index.nodes
+        flags = self._flags.prepare(nodes, saved, findings, known=there) if findings.resumes else []
         if self._index.loads_its_own_way or self._index.saves_its_own_way:
             strict = not findings.mismatches
             for name, tensor in fitting.items():
                 saved.own(name, live=tensor)
             load = self._by_load_state_dict(saved, fitting, common, strict=strict, kept=kept)
-            return Changes(fallible=[load], filled=self._filled_non_persistent(saved))
+            return Changes(fallible=[load], filled=hidden, sets=flags)
         changes = self._directly(saved, fitting, common)
-        changes.filled += self._filled_non_persistent(saved)
+        changes.filled += hidden
+        changes.sets += flags
         return changes
 
     def holdings(self) -> Holdings:
