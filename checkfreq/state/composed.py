@@ -551,6 +551,7 @@ def view_of(memory: Tensor, tensor: Tensor) -> Record:
         "dtype": DTYPE_NAMES[tensor.dtype],
         "strides": list(tensor.stride()),
         "offset": offset // tensor.element_size(),
+        "conj": tensor.is_conj(),
     }
 
 
@@ -560,6 +561,8 @@ def _misfit_of_view(record: Record, live: Tensor) -> str:
         and not is_dtensor(live)
         and (list(live.shape), [*live.stride()]) == (record["shape"], record["strides"])
         and live.dtype == DTYPES[record["dtype"]]
+        and live.is_conj() == record["conj"]
+        and not live.is_neg()
         and are_strides(record["strides"], tuple(live.shape))
     )
     return "" if fits else f"checkpoint has {described(record)}, live is different"
@@ -578,12 +581,14 @@ def _check_view(record: Record, outlines: Outlines) -> None:
     last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
     good = 0 not in shape and (last + 1) * dtype.itemsize <= memory[1][0]
     _require(good, "place of a view", record["offset"])
+    _require(type(record["conj"]) is bool, "conj", record["conj"])
 
 
 def _build_view(record: Record, parts: Parts, live: Tensor | None) -> Tensor:
     bare = torch.empty(0, dtype=DTYPES[record["dtype"]], device=parts["memory"].device)
     storage = parts["memory"].untyped_storage()
-    return bare.set_(storage, record["offset"], record["shape"], record["strides"])
+    view = bare.set_(storage, record["offset"], record["shape"], record["strides"])
+    return view.conj() if record["conj"] else view
 
 
 # ---- all of them

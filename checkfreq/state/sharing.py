@@ -69,7 +69,7 @@ def memory_of(group: list[Placed]) -> Tensor | None:
     begin, end = group[0].first, max(one.end for one in group)
     for one in group:
         is_there = one.tensor.untyped_storage().data_ptr() == storage.data_ptr()
-        if not is_there or one.tensor.is_conj() or one.tensor.is_neg():
+        if not is_there or one.tensor.is_neg():
             return None
     begin -= (begin - storage.data_ptr()) % _ALIGNMENT
     bare = torch.empty(0, dtype=torch.uint8, device=group[0].tensor.device)

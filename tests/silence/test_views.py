@@ -114,6 +114,11 @@ def bits(weight: Tensor) -> State:
     return {"line": line, "table": line.view(2, 3), "integers": line.view(torch.int32)}
 
 
+def conjugates(weight: Tensor) -> State:
+    numbers = torch.randn(4, dtype=torch.cfloat)
+    return {"numbers": numbers, "conjugates": numbers[1:].conj()}
+
+
 def columns(weight: Tensor) -> State:
     table = torch.randn(6, 2)
     return {"left": table[:, 0], "right": table[:, 1]}
@@ -123,7 +128,7 @@ def of_the_parameter(weight: Tensor) -> State:
     return {"same": weight, "turned": weight.t(), "rows": weight[2:4]}
 
 
-@pytest.mark.parametrize("make", [halves, overlapping, bits, columns])
+@pytest.mark.parametrize("make", [halves, overlapping, bits, columns, conjugates])
 def test_memory_that_is_shared_is_shared_again(make: Any, tmp_path: Path) -> None:
     saved = optimizer_of(make)
     live = saved_and_restored(tmp_path, saved, optimizer_of(None))
@@ -169,7 +174,7 @@ def test_a_tracked_dict_shares_its_memory_again(tmp_path: Path) -> None:
     "make",
     [
         lambda weight: {"bits": weight.view(torch.int32)},
-        lambda weight: {"real": (c := torch.randn(4, dtype=torch.cfloat)), "conj": c.conj()},
+        lambda weight: {"all": (c := torch.randn(4, dtype=torch.cfloat)), "neg": c.conj().imag},
     ],
 )
 def test_what_cannot_be_shared_again_is_refused_by_name(make: Any, tmp_path: Path) -> None:
