@@ -43,7 +43,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError, storage_errors
-from checkfreq.formats.exporting import ChkDir, export, json_of, names_in, read_tensor
+from checkfreq.formats.exporting import ChkDir, export, json_of, names_in, read_tensor, saved_in
 from checkfreq.formats.importing import Imported, Target, commit, entries_of
 from checkfreq.formats.kinds import Ready
 from checkfreq.formats.output import new_folder, require_free
@@ -130,7 +130,7 @@ class _Source:
             state[name] = stand_ins.make(stored.shape, stored.dtype, partial(read, stored))
         if GRADIENTS in found.manifest.objects:
             names.append(GRADIENTS)
-        saved = [found.saved(name, path=path, rank=rank) for name in names]
+        saved = [saved_in(found, name, rank, path=path) for name in names]
         flat = _flat_names(contents)
         for one in saved:
             for key, record in one.records.items():

@@ -25,8 +25,9 @@ ChkDir = str | os.PathLike[str] | Mirror
 
 T = TypeVar("T")
 
-#: What describes how ranks had divided an object: an export has it whole.
-_OF_RANKS = ("own_tensors", "sharded_tensors", "shards", "split_dims")
+#: What describes how ranks had divided an object: an export has it whole; and buffers that an
+#: export leaves out.
+_LEFT_OUT = ("own_tensors", "sharded_tensors", "shards", "split_dims", "non_persistent")
 
 
 def export(
@@ -77,9 +78,17 @@ def _kind(found: FoundCheckpoint, name: str, rank: int) -> Json:
     return (own if "kind" in own else found.manifest.objects.get(name, {})).get("kind")
 
 
+def saved_in(found: FoundCheckpoint, name: str, rank: int, *, path: str) -> SavedObject:
+    """An object as an export has it: without buffers that are no part of a state dict."""
+    saved = found.saved(name, path=path, rank=rank)
+    for key in saved.field("non_persistent", []):
+        saved.records.pop(key, None)
+    return saved
+
+
 def json_of(saved: SavedObject) -> dict[str, Json]:
     """An object's JSON, without what describes how ranks had divided it."""
-    return {key: value for key, value in saved.json.items() if key not in _OF_RANKS}
+    return {key: value for key, value in saved.json.items() if key not in _LEFT_OUT}
 
 
 def read_tensor(found: FoundCheckpoint, record: SavedTensor) -> Tensor:

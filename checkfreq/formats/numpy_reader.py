@@ -204,7 +204,7 @@ class Checkpoint:
         """(rank, or None for all; file; tensor) of each tensor of an object."""
         ranks = [None, *sorted(self._ranks())]
         for rank in ranks:
-            for suffix in ("", ".frozen") if rank is None else (f".rank-{rank:05d}",):
+            for suffix in ("", ".frozen", ".buffers") if rank is None else (f".rank-{rank:05d}",):
                 file = self._files.get(f"{name}{suffix}.safetensors")
                 if file is not None:
                     yield from ((rank, file, entry) for entry in file["tensors"])

@@ -24,7 +24,7 @@ from pathlib import Path
 from torch import Tensor
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError, storage_errors
-from checkfreq.formats.exporting import ChkDir, chosen, export, read_tensor
+from checkfreq.formats.exporting import ChkDir, chosen, export, read_tensor, saved_in
 from checkfreq.formats.importing import Imported, Target, commit
 from checkfreq.formats.output import new_folder
 from checkfreq.formats.safetensors_file import Form, SafetensorsFile, write_tensors
@@ -77,7 +77,7 @@ def to_pretrained(
 
     def write(found: FoundCheckpoint) -> None:
         where = f"step {found.step} of {chk_dir}"
-        saved = found.saved(chosen(found, name, rank, path=where), path=where, rank=rank)
+        saved = saved_in(found, chosen(found, name, rank, path=where), rank, path=where)
         _require_weights_alone(saved)
         with new_folder(target) as made:
             for source in (target, beside):

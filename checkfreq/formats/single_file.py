@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from checkfreq.errors import CorruptCheckpointError
-from checkfreq.formats.exporting import ChkDir, chosen, export, json_of, read_tensor
+from checkfreq.formats.exporting import ChkDir, chosen, export, json_of, read_tensor, saved_in
 from checkfreq.formats.importing import Imported, Target, commit
 from checkfreq.formats.kinds import Ready
 from checkfreq.formats.output import require_free, write_file
@@ -55,7 +55,7 @@ def to_safetensors(
 
     def write(found: FoundCheckpoint) -> None:
         where = f"step {found.step} of {chk_dir}"
-        saved = found.saved(chosen(found, name, rank, path=where), path=where, rank=rank)
+        saved = saved_in(found, chosen(found, name, rank, path=where), rank, path=where)
         for key in saved.records:
             saved.require(key)
         forms = forms_of(saved)

@@ -204,11 +204,13 @@ def prepare(
     path: str,
     rank: int = 0,
     world: int = 1,
+    resumes: bool = True,
 ) -> RestorePlan:
     """Compare a checkpoint with the live objects of ``rank`` of ``world``, and change nothing.
 
     ``only`` and ``exclude`` choose tracked names, "rng", or names of iterators. ``keep`` names
-    entries of optimizers and objects whose live values stand. ``path`` is for messages.
+    entries of optimizers and objects whose live values stand. ``resumes``: training goes on from
+    it, so that flags of modules are restored too. ``path`` is for messages.
 
     Raises MismatchError, which lists everything that does not fit (``strict=False``: one WARNING
     instead), ConfigError for unknown names, CorruptCheckpointError for state that makes no sense,
@@ -225,7 +227,7 @@ def prepare(
         all_positions,
         loaded.reader,
     )
-    findings = Findings()
+    findings = Findings(resumes=resumes)
     kept = entries_by_object(chk, keep)
     for name in _names_to_restore(chk, loaded, rank, chosen, findings):
         saved = loaded.saved(name, path=path, rank=rank, declared=chk.per_rank)
@@ -336,6 +338,13 @@ def _report(findings: Findings, *, strict: bool, path: str) -> None:
             path,
             printable("; ".join(findings.overridden)),
             printable(repr(tuple(dict.fromkeys(findings.overridden.values())))),
+        )
+    if findings.flags:
+        logger.warning(
+            "%s: flags of modules in the checkpoint replace the script's, which has changed since "
+            "the first start (set them after restore() to change them): %s",
+            path,
+            printable("; ".join(findings.flags)),
         )
 
 

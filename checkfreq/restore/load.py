@@ -55,7 +55,8 @@ def load(
     ``rank`` had it.
 
     ``only`` limits what is returned. ``into`` maps names to live objects, which are loaded in
-    place as ``CFManager.restore`` does; with ``strict=False`` what fits is loaded. The result has
+    place as ``CFManager.restore`` does, but for ``requires_grad`` and ``training`` flags, which
+    stay; with ``strict=False`` what fits is loaded. The result has
     their own state dicts then, which share their memory.
 
     Raises NoCheckpointError, CorruptCheckpointError (it says so if live objects hold parts of a
@@ -161,7 +162,15 @@ def _load_into(
 
     names = set(into) if chosen.only is None else set(into) & set(chosen.only)
     chk = CFCheckpoint(rng=False, **{one: into[one] for one in names})
-    compare = partial(prepare, chk, only=names, strict=strict, path=chosen.name, rank=chosen.rank)
+    compare = partial(
+        prepare,
+        chk,
+        only=names,
+        strict=strict,
+        path=chosen.name,
+        rank=chosen.rank,
+        resumes=False,
+    )
     loading = InPlace(compare, require_memory=require_memory)
 
     def use(found: FoundCheckpoint) -> dict[str, Any]:

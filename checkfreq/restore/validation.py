@@ -152,6 +152,12 @@ def _outlines(manifest: Manifest, path: str) -> Iterator[_Outline]:
 def _require_module(saved: SavedObject) -> None:
     extra = saved.field("extra", {})
     _require(isinstance(extra, dict), "extra", extra)
+    if flags := saved.field("flags", {}):
+        for one in (flags, flags.get("first", flags)):
+            for name in (*one["frozen"], *one["evaluating"]):
+                _require(isinstance(name, str), "flags", name)
+    for name in saved.field("non_persistent", []):
+        saved.is_of_other_ranks(name) or saved.record(name)
     module_state_dict(saved)
 
 
@@ -162,6 +168,10 @@ def _require_optimizer(saved: SavedObject) -> None:
         sizes_of(shape)
     for dims in saved.field("split_dims", {}).values():
         _require(all(dim is None or (type(dim) is int and dim >= 0) for dim in dims), "dims", dims)
+    for key, (number, offset, strides, own) in saved.field("of_parameters", {}).items():
+        sizes_of([number, offset, *strides, *own])
+        good = number < len(saved.field("shapes")) and len(strides) == len(saved.record(key).shape)
+        _require(good, "of_parameters", number)
     tree = optimizer_tree(saved)
     for group in () if tree is None else tree.groups:
         _require("params" not in group.values, "entries of a group", "params")

@@ -93,6 +93,8 @@ def read_local_state(
         objects[name]["aliases"] = aliases
     for name, composed in collector.composed.items():
         objects[name]["composed"] = composed
+    for name, strides in collector.strides.items():
+        objects[name]["strides"] = strides
     if positions:
         collector.start(POSITIONS)
         objects[POSITIONS] = {
@@ -109,6 +111,7 @@ def read_local_state(
         per_rank_objects,
         per_rank_tensors,
         frozenset(collector.frozen),
+        frozenset(collector.non_persistent),
     )
 
 

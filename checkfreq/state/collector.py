@@ -7,7 +7,7 @@ stays referenced until the capture ends. Used by the training thread only.
 
 from __future__ import annotations
 
-from collections.abc import KeysView, Mapping
+from collections.abc import KeysView, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,10 +16,11 @@ from torch import Tensor
 from checkfreq.errors import StateError
 from checkfreq.state.classes import Classes
 from checkfreq.state.codec import encode_tree
-from checkfreq.state.composed import is_composed, part_name, take_apart
+from checkfreq.state.composed import is_composed, part_name, take_apart, view_of
 from checkfreq.state.dtensors import LocalShard, is_dtensor, local_of, shard_of
+from checkfreq.state.sharing import Placed, memory_of, overlapping, placed
 from checkfreq.state.tensors import detached, encode_torch, is_ordinary, require_kept
-from checkfreq.store.parts import frozen_stem_of
+from checkfreq.store.parts import buffers_stem_of, frozen_stem_of
 from checkfreq.types import Json
 
 #: Less than so many bytes of an object are not worth a file of their own.
@@ -52,7 +53,8 @@ class LocalState:
     ``refs[begin:end]`` are the tensors of an object, where ``spans[name]`` is (begin, end).
     ``shards`` describes, by index, the refs that are local tensors of DTensors.
     ``per_rank_objects`` and ``per_rank_tensors`` (object, key) differ from rank to rank.
-    ``frozen`` are the indices of refs that no weight update is expected to change.
+    ``frozen`` are the indices of refs that no weight update is expected to change,
+    ``non_persistent`` (object, key) of buffers that are no part of a state dict.
     """
 
     refs: list[TensorRef]
@@ -63,6 +65,7 @@ class LocalState:
     per_rank_objects: frozenset[str] = frozenset()
     per_rank_tensors: frozenset[tuple[str, str]] = frozenset()
     frozen: frozenset[int] = frozenset()
+    non_persistent: frozenset[tuple[str, str]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,8 @@ class StateCollector:
         self.aliases: dict[str, dict[str, str]] = {}
         #: By object and key, what puts the parts of a composed tensor together.
         self.composed: dict[str, dict[str, Json]] = {}
+        #: By object and key, the strides of tensors that a restore makes anew, if not row-major.
+        self.strides: dict[str, dict[str, Json]] = {}
         #: By index, of each ref that is the local tensor of a DTensor, its place in the whole.
         self.shards: dict[int, LocalShard] = {}
         #: (object, key) of every DTensor, aliases included.
@@ -108,6 +113,8 @@ class StateCollector:
         self.per_rank: set[tuple[str, str]] = set()
         #: Indices of the refs that no weight update is expected to change.
         self.frozen: set[int] = set()
+        #: (object, key) of buffers that are no part of a state dict.
+        self.non_persistent: set[tuple[str, str]] = set()
         self._host_is_volatile = fence_on_device
         self.start("")
 
@@ -119,6 +126,7 @@ class StateCollector:
         self._by_address: dict[int, int] = {}  # the first tensor there; views follow in _more
         self._more: dict[int, list[int]] = {}
         self._keys: dict[str, None] = {}
+        self._begin = len(self.refs)
 
     @property
     def keys(self) -> KeysView[str]:
@@ -210,6 +218,13 @@ class StateCollector:
         self.aliases.setdefault(self._object, {})[key] = ref.key
         return ref.key
 
+    def drop_alias(self, key: str) -> None:
+        """Forget the name that ``add`` has just made an alias."""
+        aliases = self.aliases[self._object]
+        del aliases[key], self._keys[key]
+        if not aliases:
+            del self.aliases[self._object]
+
     def encode(self, value: Any, path: str, *, settled: bool = False) -> Json:
         """JSON of a value; tensors inside are kept under their path within the object.
 
@@ -226,6 +241,117 @@ class StateCollector:
             leaf=lambda leaf, where: encode_torch(leaf, where, add),
             classes=self.classes,
         )
+
+    def made_anew(
+        self, begin: int | None = None, parameters: Sequence[Tensor] = ()
+    ) -> dict[str, list[Json]]:
+        """Note of the current object's tensors what a restore needs to make them anew: strides that
+        are not row-major, and memory that several of them share.
+
+        ``begin``: the index of the first ref that is meant; None for all of the object. Returns by
+        key what shares the memory of one of ``parameters``: its number, the offset and strides in
+        it, and its own strides. Raises StateError for memory that cannot be shared again.
+        """
+        begin = self._begin if begin is None else begin
+        may_share = bool(self._more)
+        for index in range(begin, len(self.refs)):
+            ref = self.refs[index]
+            tensor = self.dtensors[self._object, ref.key] if index in self.shards else ref.tensor
+            if not tensor.is_contiguous():
+                strides = [*tensor.stride()]
+                self.strides.setdefault(self._object, {})[ref.key] = strides
+                may_share = True
+            # Of tensors that share a storage, at least one is not at its beginning.
+            elif ref.tensor.storage_offset():
+                may_share = True
+        plain = [
+            (number, local)
+            for number, local in enumerate(map(local_of, parameters))
+            if is_ordinary(local)
+        ]
+        for _, local in plain:
+            if local.data_ptr() in self._by_address or local.storage_offset():
+                may_share = True
+        return self._share(begin, plain) if may_share else {}
+
+    def _share(self, begin: int, parameters: list[tuple[int, Tensor]]) -> dict[str, list[Json]]:
+        refs = [(index, self.refs[index].tensor) for index in range(begin, len(self.refs))]
+        own = [placed(tensor, index) for index, tensor in refs if tensor.numel()]
+        theirs = [
+            placed(tensor, number, is_parameter=True)
+            for number, tensor in parameters
+            if tensor.numel()
+        ]
+        of_parameters: dict[str, list[Json]] = {}
+        groups = []
+        for group in overlapping([*theirs, *own]):
+            mine = [one for one in group if not one.is_parameter]
+            if mine and len(mine) < len(group):
+                of_parameters.update(self._in_parameter(one, group) for one in mine)
+            elif mine:
+                groups.append((group, self._memory_of(group)))
+        if groups:
+            self._keep_views(groups)
+        return of_parameters
+
+    def _in_parameter(self, one: Placed, group: list[Placed]) -> tuple[str, list[Json]]:
+        """Where in a parameter of the group a tensor lies."""
+        tensor = one.tensor
+        for other in group:
+            parameter = other.tensor
+            is_inside = (
+                other.is_parameter
+                and other.first <= one.first
+                and one.end <= other.end
+                and parameter.dtype == tensor.dtype
+            )
+            if is_inside and (one.number not in self.shards or _same_bytes(parameter, tensor)):
+                offset = (one.first - other.first) // tensor.element_size()
+                place = [other.number, offset, [*tensor.stride()], [*parameter.stride()]]
+                return self.refs[one.number].key, place
+        names = f"{self._object}.{self.refs[one.number].key} and a parameter"
+        raise StateError(_shared_text(names))
+
+    def _memory_of(self, group: list[Placed]) -> Tensor:
+        keys = [self.refs[one.number].key for one in group]
+        parts = {
+            part_name(name, part)
+            for name, record in self.composed.get(self._object, {}).items()
+            for part in record["parts"]
+        }
+        is_plain = not parts.intersection(keys) and not any(o.number in self.shards for o in group)
+        memory = memory_of(group) if is_plain else None
+        if memory is None:
+            raise StateError(_shared_text(" and ".join(f"{self._object}.{k}" for k in keys[:2])))
+        return memory
+
+    def _keep_views(self, groups: list[tuple[list[Placed], Tensor]]) -> None:
+        """Keep all the memory of each group instead of the tensors in it."""
+        composed = self.composed.setdefault(self._object, {})
+        aliases = self.aliases.setdefault(self._object, {})
+        gone: set[int] = set()
+        memories = []
+        for group, memory in groups:
+            refs = [self.refs[one.number] for one in group]
+            first = part_name(refs[0].key, "memory")
+            settled = all(ref.settled for ref in refs)
+            memories.append(make_ref(TensorRef, (self._object, first, memory, settled)))
+            for ref in refs:
+                tied = [alias for alias, key in aliases.items() if key == ref.key]
+                for name in (ref.key, *tied):
+                    composed[name] = view_of(memory, ref.tensor)
+                    aliases.pop(name, None)
+                    if name != refs[0].key:
+                        aliases[part_name(name, "memory")] = first
+                self.strides.get(self._object, {}).pop(ref.key, None)
+            gone.update(one.number for one in group)
+        kept = [index for index in range(self._begin, len(self.refs)) if index not in gone]
+        numbers = {index: number for number, index in enumerate(kept, self._begin)}
+        self.refs[self._begin :] = [*(self.refs[index] for index in kept), *memories]
+        self.shards = {numbers.get(i, i): shard for i, shard in self.shards.items()}
+        self.frozen = {numbers.get(i, i) for i in self.frozen}
+        if not aliases:
+            del self.aliases[self._object]
 
     def _free_key(self, path: str) -> str:
         key = wanted = path.removeprefix(self._object).removeprefix(".") or "value"
@@ -245,13 +371,13 @@ def sole_part(local: LocalState) -> CapturedState:
                 f"process holds {shard.box}, needs a checkpoint of all ranks; initialise "
                 "torch.distributed before CFManager is made"
             )
-    if not local.frozen:
+    if not local.frozen and not local.non_persistent:
         return CapturedState(local.refs, local.objects, local.aliases)
-    return _with_frozen_files(local)
+    return _with_files_apart(local)
 
 
-def _with_frozen_files(local: LocalState) -> CapturedState:
-    """The whole state, with a file of its own for what is frozen in each object."""
+def _with_files_apart(local: LocalState) -> CapturedState:
+    """The whole state, with files of their own for what is frozen in each object, and buffers."""
     tensors: list[TensorRef] = []
     aliases: dict[str, dict[str, str]] = {}
     for name in local.spans:
@@ -269,17 +395,27 @@ def files_of(local: LocalState, name: str) -> list[tuple[str, list[TensorRef]]]:
     or is on the host while updates wait on a device, is not frozen.
     """
     begin, end = local.spans[name]
-    refs = local.refs[begin:end]
-    if not local.frozen:
-        return [(name, refs)]
-    frozen = {i for i, ref in enumerate(refs, begin) if i in local.frozen and ref.settled}
-    if sum(local.refs[i].tensor.nbytes for i in frozen) < LEAST_FROZEN_BYTES:
-        return [(name, refs)]
-    stem = frozen_stem_of(name)
-    return [
-        (name, [ref for i, ref in enumerate(refs, begin) if i not in frozen]),
-        (stem, [ref._replace(stem=stem) for i, ref in enumerate(refs, begin) if i in frozen]),
-    ]
+    refs, apart = without_buffers(local, local.refs[begin:end])
+    frozen = {id(local.refs[i]) for i in local.frozen if begin <= i < end and local.refs[i].settled}
+    if frozen and sum(r.tensor.nbytes for r in refs if id(r) in frozen) >= LEAST_FROZEN_BYTES:
+        stem = frozen_stem_of(name)
+        apart = [*apart, (stem, [r._replace(stem=stem) for r in refs if id(r) in frozen])]
+        refs = [ref for ref in refs if id(ref) not in frozen]
+    return [(name, refs), *apart]
+
+
+def without_buffers(
+    local: LocalState, refs: list[TensorRef]
+) -> tuple[list[TensorRef], list[tuple[str, list[TensorRef]]]]:
+    """Refs of one object without its non-persistent buffers; stem and refs of those, if any."""
+    if not local.non_persistent:
+        return refs, []
+    buffers = [ref for ref in refs if ref[:2] in local.non_persistent]
+    if not buffers:
+        return refs, []
+    stem = buffers_stem_of(buffers[0].stem)
+    others = [ref for ref in refs if ref[:2] not in local.non_persistent]
+    return others, [(stem, [ref._replace(stem=stem) for ref in buffers])]
 
 
 def aliases_of(local: LocalState, name: str, refs: list[TensorRef]) -> dict[str, str]:
@@ -299,4 +435,11 @@ def _same_bytes(one: Tensor, other: Tensor) -> bool:
         and one.device == other.device
         and one.is_conj() == other.is_conj()
         and one.is_neg() == other.is_neg()
+    )
+
+
+def _shared_text(names: str) -> str:
+    return (
+        f"{names} share memory in a way that a restore could not repeat. Keep a copy in the state "
+        "instead: tensor.clone()"
     )

@@ -31,6 +31,7 @@ from checkfreq.state.tensors import (
     DTYPE_NAMES,
     DTYPES,
     LAZY,
+    are_strides,
     decode_torch,
     encode_torch,
     sizes_of,
@@ -43,6 +44,8 @@ Parts: TypeAlias = dict[str, Tensor]
 Outlines: TypeAlias = Mapping[str, tuple[torch.dtype, tuple[int, ...]] | None]
 
 SUBCLASS = "subclass"
+#: A plain tensor that shares its memory with others of the same object.
+VIEW = "view"
 _JAGGED = "jagged"
 _NESTED = "nested"
 _QUANTIZED = "quantized"
@@ -127,6 +130,8 @@ def _shape(tensor: Tensor) -> list[int]:
 
 def misfit(record: Record, outlines: Outlines, live: Tensor) -> str:
     """Why a live tensor cannot become the saved one in place; "" if it can."""
+    if record["kind"] == VIEW:
+        return _misfit_of_view(record, live)
     if not is_composed(live):
         return f"checkpoint has {described(record)}, live is {_dtype_of(live)}{list(live.shape)}"
     try:
@@ -217,6 +222,9 @@ def put(live: Tensor, new: Tensor) -> None:
     The live tensor stays the same object; its memory stays where the parts have the same shapes.
     """
     with torch.no_grad():
+        if not is_composed(live):  # it is a view
+            copy_bits(live, new)
+            return
         _, old = take_apart(live, "live")
         _, fresh = take_apart(new, "saved")
         if live.is_quantized:
@@ -530,6 +538,59 @@ def _no_tensor(key: str, device: str) -> Tensor:
     raise ValueError("a tensor outside of its parts")
 
 
+# ---- views
+
+
+def view_of(memory: Tensor, tensor: Tensor) -> Record:
+    """The record of a plain tensor that lies in ``memory``, a flat tensor of bytes."""
+    offset = tensor.data_ptr() - memory.data_ptr()
+    return {
+        "kind": VIEW,
+        "parts": ["memory"],
+        "shape": list(tensor.shape),
+        "dtype": DTYPE_NAMES[tensor.dtype],
+        "strides": list(tensor.stride()),
+        "offset": offset // tensor.element_size(),
+        "conj": tensor.is_conj(),
+    }
+
+
+def _misfit_of_view(record: Record, live: Tensor) -> str:
+    fits = (
+        not is_composed(live)
+        and not is_dtensor(live)
+        and (list(live.shape), [*live.stride()]) == (record["shape"], record["strides"])
+        and live.dtype == DTYPES[record["dtype"]]
+        and live.is_conj() == record["conj"]
+        and not live.is_neg()
+        and are_strides(record["strides"], tuple(live.shape))
+    )
+    return "" if fits else f"checkpoint has {described(record)}, live is different"
+
+
+def _take_view(tensor: Tensor, path: str) -> tuple[Record, Parts]:
+    raise AssertionError("only the collector knows the others that share its memory")
+
+
+def _check_view(record: Record, outlines: Outlines) -> None:
+    memory, dtype = _outline(outlines, "memory"), DTYPES.get(record["dtype"])
+    _require(memory[0] is torch.uint8 and len(memory[1]) == 1, "memory", memory)
+    _require(dtype is not None, "dtype", record["dtype"])
+    assert dtype is not None
+    shape, (*strides, offset) = record["shape"], sizes_of([*record["strides"], record["offset"]])
+    last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    good = 0 not in shape and (last + 1) * dtype.itemsize <= memory[1][0]
+    _require(good, "place of a view", record["offset"])
+    _require(type(record["conj"]) is bool, "conj", record["conj"])
+
+
+def _build_view(record: Record, parts: Parts, live: Tensor | None) -> Tensor:
+    bare = torch.empty(0, dtype=DTYPES[record["dtype"]], device=parts["memory"].device)
+    storage = parts["memory"].untyped_storage()
+    view = bare.set_(storage, record["offset"], record["shape"], record["strides"])
+    return view.conj() if record["conj"] else view
+
+
 # ---- all of them
 
 
@@ -571,6 +632,7 @@ _KINDS: dict[str, _Kind] = {
         frozenset(("values", "offsets")),
         frozenset(("lengths",)),
     ),
+    VIEW: _Kind(_take_view, _check_view, _build_view, frozenset(("memory",))),
     SUBCLASS: _Kind(_take_subclass, _check_subclass, _build_subclass, None),
 }
 

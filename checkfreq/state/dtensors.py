@@ -146,10 +146,14 @@ def split_dims(tensor: Any) -> list[int | None]:
 
 
 def empty_split(
-    shape: tuple[int, ...], dims: list[int | None], parameter: Any, dtype: torch.dtype
+    shape: tuple[int, ...],
+    dims: list[int | None],
+    parameter: Any,
+    dtype: torch.dtype,
+    strides: tuple[int, ...] | None,
 ) -> Any:
     """A new DTensor on the parameter's mesh, split along ``dims`` in the way the parameter is."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard, empty
+    from torch.distributed.tensor import Replicate, Shard, empty
 
     mesh = parameter.device_mesh
     placements = [
@@ -157,21 +161,31 @@ def empty_split(
         for dim, like in zip(dims, parameter.placements, strict=True)
     ]
     pattern = empty(shape, dtype=dtype, device_mesh=mesh, placements=placements)
-    local = torch.empty_like(local_of(pattern), device=local_of(parameter).device)
-    return DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=pattern.shape, stride=pattern.stride()
-    )
+    return empty_like(pattern, dtype, strides, device=local_of(parameter).device)
 
 
-def empty_like(live: Any, dtype: torch.dtype) -> Any:
-    """A new DTensor on the same mesh with the same placements; its values are undefined."""
+def empty_like(
+    live: Any,
+    dtype: torch.dtype,
+    strides: tuple[int, ...] | None,
+    *,
+    device: torch.device | None = None,
+) -> Any:
+    """A new DTensor on the same mesh with the same placements; its values are undefined.
+
+    Its dimensions lie in memory in the order that ``strides`` give them; None is row-major.
+    """
     from torch.distributed.tensor import DTensor
 
+    local = local_of(live)
+    # Stable, so that what has one stride keeps its order.
+    order = sorted(range(live.ndim), key=lambda dim: -(strides[dim] if strides else 0))
+    whole = torch.empty_permuted(live.shape, order, device="meta")
     return DTensor.from_local(
-        torch.empty_like(local_of(live), dtype=dtype, requires_grad=False),
+        torch.empty_permuted(local.shape, order, dtype=dtype, device=device or local.device),
         live.device_mesh,
         live.placements,
         run_check=False,
         shape=live.shape,
-        stride=live.stride(),
+        stride=whole.stride(),
     )

@@ -17,6 +17,7 @@ from checkfreq.state.collector import (
     aliases_of,
     files_of,
     make_ref,
+    without_buffers,
 )
 from checkfreq.state.division import TensorSize, divide
 from checkfreq.state.dtensors import LocalShard
@@ -100,7 +101,10 @@ class _Part:
             elif rows is not _NOT_MINE:
                 mine.append(_rows_of(ref, rows)._replace(stem=stem))
                 boxes[ref.key] = [list(ref.tensor.shape), _offsets(ref, rows)]
+        whole, apart = without_buffers(local=self._local, refs=whole)
         self._take(name, name, whole)
+        for buffers_stem, buffers in apart:
+            self._take(name, buffers_stem, buffers)
         self._take(name, stem, mine)
         if boxes:
             self.rank_objects[name] = {**self.rank_objects.get(name, {}), "shards": boxes}

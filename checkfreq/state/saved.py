@@ -24,7 +24,7 @@ from checkfreq.state.codec import decode_tree
 from checkfreq.state.composed import Record, part_name
 from checkfreq.state.dtensors import empty_like, is_dtensor
 from checkfreq.state.saved_tensor import Chunk, Placement, Reader, SavedTensor, local_part
-from checkfreq.state.tensors import DTYPES, decode_torch, sizes_of, usable_device
+from checkfreq.state.tensors import DTYPES, are_strides, decode_torch, sizes_of, usable_device
 from checkfreq.store.boxes import Box
 from checkfreq.store.manifest import FileEntry, TensorEntry
 from checkfreq.types import Json
@@ -40,9 +40,19 @@ def no_tensor(key: str) -> bool:
     return False
 
 
-def new_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory for a tensor; StorageError (ENOMEM) if there can be none: the shape may be made up."""
+def new_tensor(
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    device: torch.device,
+    strides: Sequence[int] | None = None,
+) -> Tensor:
+    """Memory for a tensor, row-major without ``strides``.
+
+    StorageError (ENOMEM) if there can be none: the shape may be made up.
+    """
     try:
+        if strides is not None:
+            return torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device=device)
         return torch.empty(tuple(shape), dtype=dtype, device=device)
     except RuntimeError as error:
         text = f"no memory for a tensor {list(shape)} of {dtype}: {str(error).splitlines()[0]}"
@@ -71,6 +81,7 @@ class SavedObject:
         self.aliases: dict[str, str] = self.field("aliases", {})
         #: Entries for which the live object's own value stands in ``json`` (``restore(keep=...)``).
         self.kept: frozenset[str] = frozenset()
+        self._strides: dict[str, Json] = self.field("strides", {})
         #: What puts composed tensors together, by name.
         self.composed: dict[str, Record] = self.field("composed", {})
         self._parts = {part_name(n, part) for n, r in self.composed.items() for part in r["parts"]}
@@ -104,16 +115,24 @@ class SavedObject:
                 continue
             self._check_entry(entry, file)
             if place is None:
-                shape = tuple(entry.shape)
-                chunk = Chunk(Box.whole(shape), file, entry)
-                self.records[entry.name] = SavedTensor(entry.name, entry.dtype, shape, [chunk])
+                made = self._tensor(entry.name, entry.dtype, tuple(entry.shape))
+                made.chunks.append(Chunk(Box.whole(made.shape), file, entry))
+                self.records[entry.name] = made
             else:
                 self._add_shard(file, entry, place)
+
+    def _tensor(self, key: str, dtype: str, shape: tuple[int, ...]) -> SavedTensor:
+        strides = self._strides.get(key)
+        if strides is None:
+            return SavedTensor(key, dtype, shape)
+        if not are_strides(strides, shape):
+            raise self.corrupt(f"strides of {key}", f"those of a tensor {list(shape)}", strides)
+        return SavedTensor(key, dtype, shape, strides=tuple(strides))
 
     def _describe(self, key: str, described: Json) -> None:
         try:
             dtype, shape = described
-            self.records[key] = SavedTensor(key, str(dtype), sizes_of(shape))
+            self.records[key] = self._tensor(key, str(dtype), sizes_of(shape))
         except (TypeError, ValueError) as error:
             raise self.corrupt(f"shape of {key}", "dtype and sizes", described) from error
 
@@ -125,8 +144,9 @@ class SavedObject:
         box = Box(offsets, tuple(entry.shape))
         if not box.lies_in(shape):
             raise self.corrupt(f"box of {entry.name}", f"a box within {list(shape)}", place)
-        fresh = SavedTensor(entry.name, entry.dtype, shape)
-        whole = self.records.setdefault(entry.name, fresh)
+        whole = self.records.get(entry.name)
+        if whole is None:
+            whole = self.records[entry.name] = self._tensor(entry.name, entry.dtype, shape)
         if (whole.dtype, whole.shape) != (entry.dtype, shape):
             expected, got = (
                 f"{dtype}{list(sizes)}"
@@ -279,12 +299,12 @@ class SavedObject:
         record = self.record(name)
         if live is not None and is_dtensor(live) and tuple(live.shape) == record.shape:
             key: Hashable = record.name, live.device_mesh, live.placements  # type: ignore[attr-defined]
-            make = partial(empty_like, live, DTYPES[record.dtype])
+            make = partial(empty_like, live, DTYPES[record.dtype], record.strides)
             self.require(name, live)
         else:
             place = usable_device(device)
             key = record.name, place
-            make = partial(new_tensor, record.shape, DTYPES[record.dtype], place)
+            make = partial(new_tensor, record.shape, DTYPES[record.dtype], place, record.strides)
             self.require(name)
         if key not in self._owned:
             self._asked.setdefault(key, (record, make))

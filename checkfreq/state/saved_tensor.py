@@ -60,11 +60,20 @@ class SavedTensor:
     dtype: str
     shape: tuple[int, ...]
     chunks: list[Chunk] = field(default_factory=list)
+    #: Those that it had, if they are recorded and not row-major.
+    strides: tuple[int, ...] | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all of it."""
         return Box.whole(self.shape).num_elements * DTYPES[self.dtype].itemsize
+
+    def has_strides_of(self, live: Tensor) -> bool:
+        """Whether a tensor of the same shape has the saved strides."""
+        if self.strides is None or not live.numel():
+            return live.is_contiguous() or not live.numel()
+        both = zip(self.shape, self.strides, live.stride(), strict=True)
+        return all(one == other for size, one, other in both if size > 1)
 
     def missing(self, box: Box) -> list[Box]:
         """The parts of ``box`` that no file holds."""

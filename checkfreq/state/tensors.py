@@ -175,10 +175,7 @@ def _encode_array(
     numpy = sys.modules.get("numpy")
     if numpy is None or type(value) is not numpy.ndarray or value.dtype.str not in _NUMPY_DTYPES:
         return None
-    node: dict[str, Json] = {"$ndarray": add(_array_as_tensor(value), path)}
-    if value.flags.f_contiguous and not value.flags.c_contiguous:
-        node["order"] = "F"
-    return node
+    return {"$ndarray": add(_array_as_tensor(value), path)}
 
 
 def _array_as_tensor(array: Any) -> Tensor:
@@ -199,8 +196,7 @@ def decode_torch(tag: str, node: dict[str, Json], tensor: Callable[[str, str], T
         _require_device(device)
         return tensor(_key(node[tag]), device)
     if tag == "$ndarray":
-        array = tensor(_key(node[tag]), "cpu").numpy()
-        return array.copy(order="F") if node.get("order") == "F" else array
+        return tensor(_key(node[tag]), "cpu").numpy()
     if tag == "$torch.Size":
         return torch.Size(sizes_of(node[tag]))
     if tag == "$torch.device":
@@ -218,6 +214,22 @@ def sizes_of(value: Json) -> tuple[int, ...]:
     if math.prod(max(size, 1) for size in value) >= 2**63:
         raise ValueError("expected the shape of a tensor")
     return tuple(value)
+
+
+def are_strides(value: Json, shape: tuple[int, ...]) -> bool:
+    """Whether it is a list of strides with which no two elements of a tensor share memory, unless
+    a whole dimension has stride 0."""
+    if not isinstance(value, list) or len(value) != len(shape):
+        return False
+    if not all(type(stride) is int and 0 <= stride < 2**63 for stride in value):
+        return False
+    reach = 0  # the largest offset that smaller strides lead to
+    for stride, size in sorted(zip(value, shape, strict=True)):
+        if stride and size > 1:
+            if stride <= reach:
+                return False
+            reach += stride * (size - 1)
+    return reach < 2**63
 
 
 def _key(value: Json) -> str:

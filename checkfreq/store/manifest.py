@@ -57,6 +57,8 @@ _NEWEST_WHOLE = 3
 MANIFEST_NAME = "manifest.json"
 #: Ends the name of a file with those tensors of an object that are not expected to change.
 FROZEN_ENDING = ".frozen.safetensors"
+#: The end of the name of a file with non-persistent buffers, which are no part of a state dict.
+BUFFERS_ENDING = ".buffers.safetensors"
 #: The name of the iterators' positions, which are no tracked object.
 POSITIONS = "$positions"
 
@@ -250,7 +252,7 @@ class Manifest:
             return 3
         if any(_has_odd_state(own) for own in (self.objects, *self.ranks.values())):
             return 3
-        if any(file.name.endswith(FROZEN_ENDING) for file in self.files):
+        if any(file.name.endswith((FROZEN_ENDING, BUFFERS_ENDING)) for file in self.files):
             return 3
         return 2 if self.ranks else 1
 

@@ -21,10 +21,11 @@ from typing import NoReturn
 from checkfreq.errors import CheckFreqError, PersistError
 from checkfreq.store.boxes import Box
 from checkfreq.store.cover import Placed, Shape, fault_of
-from checkfreq.store.manifest import FROZEN_ENDING, Manifest, TensorEntry
+from checkfreq.store.manifest import BUFFERS_ENDING, FROZEN_ENDING, Manifest, TensorEntry
 from checkfreq.types import Json
 
 _FROZEN = FROZEN_ENDING.removesuffix(".safetensors")
+_BUFFERS = BUFFERS_ENDING.removesuffix(".safetensors")
 _STEM_OF_A_RANK = re.compile(r"\.rank-[0-9]{5,9}\Z")
 
 
@@ -48,6 +49,11 @@ def frozen_stem_of(name: str) -> str:
     return f"{name}{_FROZEN}"
 
 
+def buffers_stem_of(name: str) -> str:
+    """Stem of the file with a module's non-persistent buffers."""
+    return f"{name}{_BUFFERS}"
+
+
 def is_frozen_stem(stem: str) -> bool:
     """Whether a file with that stem holds such tensors. No object has a name that ends so."""
     return stem.endswith(_FROZEN)
@@ -55,12 +61,12 @@ def is_frozen_stem(stem: str) -> bool:
 
 def object_of(stem: str) -> str:
     """The object's name, of such a stem or of that of any other file."""
-    return stem.removesuffix(_FROZEN)
+    return stem.removesuffix(_FROZEN).removesuffix(_BUFFERS)
 
 
-def shared_files_of(name: str) -> tuple[str, str]:
+def shared_files_of(name: str) -> tuple[str, ...]:
     """Names of the files that may hold an object's tensors, those of single ranks aside."""
-    return file_name(name), file_name(frozen_stem_of(name))
+    return tuple(map(file_name, (name, frozen_stem_of(name), buffers_stem_of(name))))
 
 
 def stem_of(name: str, rank: int) -> str:

@@ -208,14 +208,16 @@ class TestSideEffects:
         assert torch.equal(ref.tensor, kept)
 
 
-def test_aliases_share_an_entry_and_overlapping_views_do_not() -> None:
+def test_aliases_share_an_entry_and_overlapping_views_their_memory() -> None:
     base = torch.arange(6.0)
     chk = CFCheckpoint(
         rng=False, d={"a": base, "same": base.view(6), "row": base[:3], "twice": base[:3]}
     )
     captured = capture(chk, fence_on_device=False)
-    assert [ref.key for ref in captured.tensors] == ["a", "row"]
-    assert captured.aliases == {"d": {"same": "a", "twice": "row"}}
+    assert [ref.key for ref in captured.tensors] == ["a:memory"]
+    others = dict.fromkeys(("same:memory", "row:memory", "twice:memory"), "a:memory")
+    assert captured.aliases == {"d": others}
+    assert captured.objects["d"]["composed"].keys() == {"a", "same", "row", "twice"}
 
 
 def test_equal_paths_get_different_keys() -> None:

@@ -106,11 +106,11 @@ def test_hooked_module_inside_a_wrapper_has_canonical_names_too() -> None:
     assert keys(compiled(model)) == list(Odd().state_dict())
 
 
-def test_non_persistent_buffers_are_left_out() -> None:
+def test_non_persistent_buffers_come_last() -> None:
     model = nn.Linear(2, 2)
     model.register_buffer("cache", torch.zeros(2), persistent=False)
     model.register_buffer("kept", torch.zeros(2))
-    assert keys(model) == ["weight", "bias", "kept"]
+    assert keys(model) == ["weight", "bias", "kept", "cache"]
 
 
 def test_a_submodule_replaced_between_captures_is_noticed() -> None:

@@ -11,6 +11,7 @@ import pytest
 from checkfreq.errors import PersistError
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.parts import (
+    buffers_stem_of,
     check_sizes,
     decode_merged,
     file_name,
@@ -31,13 +32,14 @@ def manifests(world: int = 3, step: int = 5) -> list[Manifest]:
     return [share.manifest() for share in shares(step, world=world)]
 
 
-def test_what_is_frozen_of_an_object_has_a_file_of_its_own() -> None:
-    frozen = frozen_stem_of("model")
+def test_what_is_frozen_of_an_object_and_other_buffers_have_files_of_their_own() -> None:
+    frozen, buffers = frozen_stem_of("model"), buffers_stem_of("model")
     assert file_name(frozen) == "model.frozen.safetensors"
     assert is_frozen_stem(frozen)
     assert not is_frozen_stem("model")
-    assert object_of(frozen) == object_of("model") == "model"
-    assert shared_files_of("model") == (file_name("model"), file_name(frozen))
+    assert file_name(buffers) == "model.buffers.safetensors"
+    assert object_of(frozen) == object_of(buffers) == object_of("model") == "model"
+    assert shared_files_of("model") == (file_name("model"), file_name(frozen), file_name(buffers))
 
 
 def test_the_names_tied_to_a_key_come_from_what_is_shared_and_from_every_rank() -> None:

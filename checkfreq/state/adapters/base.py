@@ -31,6 +31,10 @@ class Findings:
     #: What the script gives in another way than at the run's first start, and the checkpoint
     #: overrides: by a sentence, the name that ``restore(keep=...)`` takes.
     overridden: dict[str, str] = field(default_factory=dict)
+    #: Flags of modules that the checkpoint overrides.
+    flags: list[str] = field(default_factory=list)
+    #: Whether training goes on from the checkpoint, with the flags of its modules.
+    resumes: bool = True
     #: What is left as it is, although it fits: for a WARNING.
     notes: list[str] = field(default_factory=list)
 

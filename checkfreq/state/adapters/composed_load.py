@@ -6,13 +6,14 @@ memory of their own first: indices and offsets must make sense before a live ten
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from checkfreq.state.adapters.base import Fallible, Filled
-from checkfreq.state.composed import SUBCLASS, is_composed, part_name, put, take_apart
+from checkfreq.state.composed import SUBCLASS, VIEW, is_composed, part_name, put, take_apart
 from checkfreq.state.saved import SavedObject
 
 
@@ -24,10 +25,34 @@ class ComposedLoad:
         self._live: dict[int, Tensor] = {}
         self._asked: list[tuple[str, str]] = []
         self._puts: list[tuple[Tensor, str, str]] = []
+        self._alike: set[str] = set()
         self.filled: list[Filled] = []
 
+    def compare(self, pairs: Iterable[tuple[str, Any]]) -> None:
+        """Find out which live tensors share memory as the saved ones did.
+
+        ``pairs``: of every tensor of the object, the key and what is live at its place.
+        """
+        begins: dict[str, set[int | None]] = {}
+        for name, live in pairs:
+            if (record := self._saved.composed.get(name, {})).get("kind") == VIEW:
+                begin = None
+                if isinstance(live, Tensor) and not self._saved.misfit(name, live):
+                    begin = live.data_ptr() - record["offset"] * live.element_size()
+                begins.setdefault(self._memory(name), set()).add(begin)
+        self._alike = {n for n, found in begins.items() if len(found) == 1 and None not in found}
+
+    def fits(self, name: str, live: Tensor) -> bool:
+        """Whether ``live`` can become the saved tensor ``name``."""
+        is_view = self._saved.composed[name]["kind"] == VIEW
+        shares = not is_view or self._memory(name) in self._alike
+        return shares and not self._saved.misfit(name, live)
+
+    def _memory(self, name: str) -> str:
+        return self._saved.record(part_name(name, "memory")).name
+
     def place(self, name: str, live: Tensor) -> None:
-        """Have ``live``, which fits (``SavedObject.misfit``), become the saved tensor ``name``."""
+        """Have ``live``, which fits, become the saved tensor ``name``."""
         if self._live.setdefault(id(live), live) is not live:
             return
         path = f"{self._saved.name}.{name}"

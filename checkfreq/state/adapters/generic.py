@@ -63,6 +63,7 @@ class ObjectAdapter:
         """See Adapter."""
         collector.classes = Classes(type(self._value))
         tree = collector.encode(self._value.state_dict(), self._name)
+        collector.made_anew()
         json = {"kind": self.kind, "class": type_name(self._value), "tree": tree}
         return json if self._given is None else {**json, "given": self._given.json}
 
@@ -115,6 +116,7 @@ class _ContainerAdapter:
         """See Adapter."""
         collector.classes = Classes(type(self._value))
         tree = collector.encode(self._plain(), self._name)
+        collector.made_anew()
         return {"kind": self.kind, "class": type_name(self._value), "tree": tree}
 
     def holdings(self) -> Holdings:
@@ -175,7 +177,9 @@ class _TreeLoad:
         self._filled: dict[int, Filled] = {}
         self._placed: dict[int, str] = {}
         saved.check(self._tree, live=self._dtensors)
-        for node, value in tensors_in(self._tree, live, saved.check):
+        found = [*tensors_in(self._tree, live, saved.check)]
+        self._composed.compare((node["$tensor"], value) for node, value in found)
+        for node, value in found:
             if isinstance(value, Tensor) and self._place(node["$tensor"], value):
                 self._kept[id(node)] = value
         decode_tree(self._tree, leaf=self._ask, classes=self._classes)
@@ -196,7 +200,7 @@ class _TreeLoad:
         path = f"{self._name}.{key}"
         if key in self._saved.composed:
             other = self._placed.get(id(live), key)
-            if other != key or self._saved.misfit(key, live):  # it cannot hold two saved ones
+            if other != key or not self._composed.fits(key, live):  # it cannot hold two saved ones
                 return False
             if id(live) not in self._placed:
                 self._composed.place(key, live)
@@ -207,6 +211,7 @@ class _TreeLoad:
             tuple(live.shape) == record.shape
             and live.dtype == DTYPES[record.dtype]
             and not is_composed(live)
+            and (live.requires_grad or record.has_strides_of(live))  # a parameter keeps its own
             and is_dtensor(live) == (self._dtensors.get(key) is not None)
         )
         if not fits:

@@ -17,6 +17,7 @@ from checkfreq.state.adapters.base import (
     type_name,
 )
 from checkfreq.state.adapters.composed_load import ComposedLoad
+from checkfreq.state.adapters.flags import Flags
 from checkfreq.state.adapters.generic import live_dtensors
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.composed import described, is_composed, take_apart
@@ -25,7 +26,7 @@ from checkfreq.state.names import EXTRA_STATE, ModuleIndex, Node, persistent_ten
 from checkfreq.state.saved import SavedObject
 from checkfreq.state.saved_tensor import local_part
 from checkfreq.state.sharding import require_shards_that_are_known
-from checkfreq.state.tensors import DTYPE_NAMES, LAZY, require_memory
+from checkfreq.state.tensors import DTYPE_NAMES, DTYPES, LAZY, is_ordinary, require_memory
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
@@ -39,6 +40,7 @@ class ModuleAdapter:
         self._name = name
         self._module = module
         self._index = ModuleIndex(module)
+        self._flags = Flags(self._index.nodes)
 
     def capture(self, collector: StateCollector) -> dict[str, Json]:
         """See Adapter."""
@@ -47,12 +49,17 @@ class ModuleAdapter:
             extra = self._capture_state_dict(collector)
         else:
             extra = self._capture_directly(collector)
-        direct = {*collector.keys}
+        hidden = self._capture_non_persistent(collector)
+        direct, begin = {*collector.keys}, len(collector.refs)
         trees = {
             key: collector.encode(value, f"{self._name}.{key}") for key, value in extra.items()
         }
         json: dict[str, Json] = {"kind": self.kind, "class": type_name(self._module)}
+        json["flags"] = self._flags.record(self._index.nodes)
+        if hidden:
+            json["non_persistent"] = hidden
         if trees:
+            collector.made_anew(begin)
             json["extra"] = trees
             json["extra_tensors"] = [key for key in collector.keys if key not in direct]
         return json
@@ -81,6 +88,50 @@ class ModuleAdapter:
             if node.extra:
                 extra[node.name(EXTRA_STATE)] = node.module.get_extra_state()
         return extra
+
+    def _capture_non_persistent(self, collector: StateCollector) -> list[str]:
+        """Add the buffers that are no part of the state dict; returns their keys.
+
+        Left out are those that cannot be kept as they are, and those that are tied to what is there
+        already.
+        """
+        found = []
+        for node, attribute, buffer in self._non_persistent():
+            name = node.name(attribute)
+            is_kept = is_dtensor(buffer) or (is_ordinary(buffer) and buffer.data_ptr())
+            if not is_kept or name in collector.keys:
+                continue
+            if collector.add(name, buffer, False) != name:
+                collector.drop_alias(name)
+                continue
+            found.append(name)
+            collector.non_persistent.add((self._name, name))
+            if node.per_rank_buffers:
+                collector.per_rank.add((self._name, name))
+        return found
+
+    def _non_persistent(self) -> Iterator[tuple[Node, str, Tensor]]:
+        for node in self._index.nodes:
+            for attribute in sorted(node.module._non_persistent_buffers_set):
+                buffer = node.module._buffers.get(attribute)
+                if buffer is not None and not isinstance(buffer, LAZY):
+                    yield node, attribute, buffer
+
+    def _filled_non_persistent(self, saved: SavedObject) -> list[Filled]:
+        """Those that the checkpoint has, in the same shape and dtype; all others stay."""
+        found = []
+        hidden = set(saved.field("non_persistent", []))
+        for node, attribute, live in self._non_persistent():
+            name = node.name(attribute)
+            if name not in hidden or saved.is_of_other_ranks(name):
+                continue
+            record = saved.record(name)
+            is_kept = is_dtensor(live) or is_ordinary(live)
+            form = (record.shape, DTYPES[record.dtype])
+            if is_kept and (tuple(live.shape), live.dtype) == form:
+                saved.require(name, live)
+                found.append(Filled(f"{self._name}.{name}", live, record))
+        return found
 
     def _is_trained(self, trained_ids: frozenset[int]) -> bool:
         # Frozen weights of a module that no optimizer updates may be a teacher's or an average's,
@@ -153,18 +204,25 @@ class ModuleAdapter:
         }
         self._compare_ties(fitting, saved, findings)
         common = {name: node for name, node in extras.items() if name in trees}
+        hidden = self._filled_non_persistent(saved)
+        nodes = self._index.nodes
+        flags = self._flags.prepare(nodes, saved, findings, known=there) if findings.resumes else []
         if self._index.loads_its_own_way or self._index.saves_its_own_way:
             strict = not findings.mismatches
             for name, tensor in fitting.items():
                 saved.own(name, live=tensor)
             load = self._by_load_state_dict(saved, fitting, common, strict=strict, kept=kept)
-            return Changes(fallible=[load])
-        return self._directly(saved, fitting, common)
+            return Changes(fallible=[load], filled=hidden, sets=flags)
+        changes = self._directly(saved, fitting, common)
+        changes.filled += hidden
+        changes.sets += flags
+        return changes
 
     def holdings(self) -> Holdings:
         """See Adapter."""
         self._refresh()
         live = {**self._live_tensors(), **self._live_dtensors()}
+        live.update((node.name(one), tensor) for node, one, tensor in self._non_persistent())
 
         def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
             if key in live and not isinstance(live[key], LAZY):
@@ -365,8 +423,8 @@ def _keep_extra_state(module: nn.Module) -> Callable[[], None]:
 
 
 def module_tensors(saved: SavedObject) -> list[str]:
-    """Names of the parameters and buffers in a saved module, tied names included."""
-    hidden = set(saved.field("extra_tensors", []))
+    """Names in a saved module's state dict, tied ones included, but for its extra state."""
+    hidden = {*saved.field("extra_tensors", []), *saved.field("non_persistent", [])}
     return [name for name in saved.names() if name not in hidden]
 
 

@@ -36,6 +36,7 @@ from checkfreq.state.adapters.optimizer_tree import (
 )
 from checkfreq.state.classes import Classes
 from checkfreq.state.collector import StateCollector
+from checkfreq.state.composed import VIEW
 from checkfreq.state.dtensors import is_dtensor, split_dims, tensor_types
 from checkfreq.state.given import FirstGiven, given_to_groups
 from checkfreq.state.saved import SavedObject
@@ -82,6 +83,15 @@ class OptimizerAdapter:
             }
         if split := self._split_dims(parameters, collector):
             json["split_dims"] = split
+        if of_parameters := collector.made_anew(parameters=parameters):
+            json["of_parameters"] = of_parameters
+        views = [k for k, r in collector.composed.get(self._name, {}).items() if r["kind"] == VIEW]
+        if (of_parameters or views) and loads_its_own_way(self._optimizer):
+            raise StateError(
+                f"{self._name}: {[*of_parameters, *views][0]} shares memory with other state or a "
+                f"parameter, which load_state_dict() of a {type(self._optimizer).__qualname__} "
+                "would not restore. Keep a copy in the state instead: tensor.clone()"
+            )
         return json
 
     def _split_dims(self, parameters: list[Tensor], collector: StateCollector) -> dict[str, Json]:

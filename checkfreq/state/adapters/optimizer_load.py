@@ -1,13 +1,14 @@
 """Loads a saved optimizer state into a live optimizer, bit for bit.
 
-A live tensor of the saved shape and dtype is filled in place. Otherwise a tensor is created as the
-optimizer would do it: on the parameter's device and with its strides, except for tensors that were
-on the host ("step", unless the optimizer is capturable or fused). It is filled too, and becomes the
-optimizer's when all of them are. Nothing is cast.
+A live tensor of the saved shape, strides and dtype is filled in place. Otherwise one is made with
+those: on the parameter's device, except for tensors that were on the host ("step", unless the
+optimizer is capturable or fused). It is filled too, and becomes the optimizer's when all of them
+are. Nothing is cast.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -22,7 +23,7 @@ from checkfreq.state.adapters.optimizer_tree import OptimizerTree
 from checkfreq.state.adapters.trees import Refill, tensors_in
 from checkfreq.state.codec import decode_tree
 from checkfreq.state.composed import is_composed
-from checkfreq.state.dtensors import empty_split, is_dtensor
+from checkfreq.state.dtensors import empty_like, empty_split, is_dtensor, local_of
 from checkfreq.state.saved import SavedObject, new_tensor
 from checkfreq.state.saved_tensor import SavedTensor, copy_bits, local_part
 from checkfreq.state.tensors import DTYPES, decode_torch, require_memory
@@ -50,6 +51,8 @@ class OptimizerLoad:
         self._split: dict[str, list[int | None]] = saved.field("split_dims", {})
         #: The entries of the groups, once they were compared.
         self.values: list[dict[str, Any]] = []
+        #: By key, state in the memory of a parameter: see `StateCollector.made_anew`.
+        self._of_parameters: dict[str, list[Any]] = saved.field("of_parameters", {})
         self._made: dict[str, Tensor] = {}  # DTensors that no live tensor is split like
         self._placed: dict[str, Tensor] = {}
         self._written: set[int] = set()
@@ -75,6 +78,7 @@ class OptimizerLoad:
         self._compare_shapes(findings)
         self._require_memory()
         self._compare_meshes(findings)
+        self._compare_shared(findings)
         if len(findings.different) != before:
             return False
         self._check_nodes()
@@ -125,6 +129,23 @@ class OptimizerLoad:
                         f"{len(self._split[key])} dimensions, the parameter is on a different one; "
                         f"create the optimizer's {name!r} with a step before restore()"
                     )
+
+    def _compare_shared(self, findings: Findings) -> None:
+        """State in the memory of a parameter, which now must be laid out as it was."""
+        parameters = parameters_of(self._optimizer)
+        for key, (number, offset, strides, own) in self._of_parameters.items():
+            record, parameter = self._saved.record(key), parameters[number]
+            local = local_of(parameter)
+            if offset == 0 and strides == own:
+                fits = record.shape == tuple(parameter.shape)
+            else:
+                fits = [*local.stride()] == own and _is_within(offset, record.shape, strides, local)
+            fits = fits and local.dtype == DTYPES[record.dtype]
+            if not fits:
+                findings.different.append(
+                    f"{self._name}.{key}: checkpoint has it in the memory of parameter {number}, "
+                    f"with strides {own}; live is {local.dtype} with strides {[*local.stride()]}"
+                )
 
     def _check_nodes(self) -> None:
         tree = self._tree
@@ -186,7 +207,7 @@ class OptimizerLoad:
         record = self._saved.record(key)
         if record.name not in self._made:
             self._made[record.name] = empty_split(
-                record.shape, self._split[key], parameter, DTYPES[record.dtype]
+                record.shape, self._split[key], parameter, DTYPES[record.dtype], record.strides
             )
         return self._made[record.name]
 
@@ -218,16 +239,27 @@ class OptimizerLoad:
 
     def place(self) -> None:
         """Choose the memory of every tensor of the state: the live one's, or a new one's."""
+        places = [*self._places()]
+        self._composed.compare((node["$tensor"], live) for node, _, live, *_ in places)
+        for place in places:
+            self._place(*place)
+        self.filled += self._composed.filled
+
+    def _places(self) -> Iterator[tuple[dict[str, Json], str, object, Tensor, dict[str, Any]]]:
+        """Of each tensor of the state: its node, the name in it of what holds it, what is live
+        there, and the parameter with its group."""
         starts = accumulate((g.num_params for g in self._tree.groups), initial=0)
         for start, group in zip(starts, self._optimizer.param_groups, strict=False):
             for i, parameter in enumerate(group["params"], start):
                 live = self._optimizer.state.get(parameter, {})
                 for name, node in self._tree.state.get(i, ()):
                     there = live.get(name) if isinstance(live, dict) and _is_key(name) else None
-                    self._place_in(node, name, there, parameter, group)
+                    key = name if isinstance(name, str) else ""
+                    for inner, one in tensors_in(node, there, self._saved.decode):
+                        yield inner, key, one, parameter, group
                 if i in self._tree.whole:
-                    self._place_in(self._tree.whole[i], "", live, parameter, group)
-        self.filled += self._composed.filled
+                    for inner, one in tensors_in(self._tree.whole[i], live, self._saved.decode):
+                        yield inner, "", one, parameter, group
 
     @property
     def fallible(self) -> list[Fallible]:
@@ -291,13 +323,6 @@ class OptimizerLoad:
 
         return decode_tree(node, leaf=leaf, classes=self._saved.classes)
 
-    def _place_in(
-        self, node: Json, name: Json, live: object, parameter: Tensor, group: dict[str, Any]
-    ) -> None:
-        key = name if isinstance(name, str) else ""
-        for inner, there in tensors_in(node, live, self._saved.decode):
-            self._place(inner, key, there, parameter, group)
-
     def _place(
         self,
         node: dict[str, Json],
@@ -313,6 +338,9 @@ class OptimizerLoad:
         record = self._saved.record(node["$tensor"])
         if record.name in self._placed:
             return
+        if record.name in self._of_parameters:
+            self._placed[record.name] = self._in_parameter(record)
+            return
         if isinstance(live, Tensor) and self._is_writable(live, record):
             target = live
         else:
@@ -321,6 +349,16 @@ class OptimizerLoad:
         self.filled.append(Filled(f"{self._name}.{record.name}", target, record))
         self._written.add(id(target))
         self._placed[record.name] = target
+
+    def _in_parameter(self, record: SavedTensor) -> Tensor:
+        """The same part of the live parameter as before; `_compare_shared` saw that it fits."""
+        number, offset, strides, own = self._of_parameters[record.name]
+        parameter = parameters_of(self._optimizer)[number]
+        if offset == 0 and strides == own:
+            whole: Tensor = parameter.detach()
+            return whole
+        local = local_of(parameter).detach()
+        return local.as_strided(record.shape, strides, local.storage_offset() + offset)
 
     def _place_composed(
         self,
@@ -332,7 +370,7 @@ class OptimizerLoad:
     ) -> None:
         key = node["$tensor"]
         is_free = isinstance(live, Tensor) and id(live) not in self._written
-        if isinstance(live, Tensor) and is_free and not self._saved.misfit(key, live):
+        if isinstance(live, Tensor) and is_free and self._composed.fits(key, live):
             self._composed.place(key, live)
             self._composed_at[key] = live
             self._written.add(id(live))
@@ -353,14 +391,18 @@ class OptimizerLoad:
             return self._made[record.name]
         on_host = self._on_host(node, name, group)
         device = torch.device("cpu") if on_host else parameter.device
-        is_plain = on_host or name == "step"
-        return _create(record.shape, DTYPES[record.dtype], parameter, device, is_plain=is_plain)
+        dtype = DTYPES[record.dtype]
+        is_plain = on_host or name == "step" or record.shape != tuple(parameter.shape)
+        if is_dtensor(parameter) and not is_plain:
+            return empty_like(parameter, dtype, record.strides)  # type: ignore[no-any-return]
+        return new_tensor(record.shape, dtype, device, record.strides)
 
     def _is_writable(self, live: Tensor, record: SavedTensor) -> bool:
         return (
             not is_composed(live)
             and tuple(live.shape) == record.shape
             and live.dtype == DTYPES[record.dtype]
+            and record.has_strides_of(live)
             and id(live) not in self._written  # one live tensor cannot hold two saved ones
         )
 
@@ -372,18 +414,14 @@ class OptimizerLoad:
         return name == "step"
 
 
+def _is_within(offset: int, shape: tuple[int, ...], strides: list[int], whole: Tensor) -> bool:
+    """Whether a view of ``whole`` with this place, shape and strides touches nothing beyond it."""
+
+    def last(sizes: Iterable[int], steps: Iterable[int]) -> int:
+        return sum((size - 1) * step for size, step in zip(sizes, steps, strict=True))
+
+    return offset + last(shape, strides) <= last(whole.shape, whole.stride())
+
+
 def _is_key(name: Json) -> bool:
     return isinstance(name, str | int)
-
-
-def _create(
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    parameter: Tensor,
-    device: torch.device,
-    *,
-    is_plain: bool,
-) -> Tensor:
-    if shape == tuple(parameter.shape) and not (is_plain and is_dtensor(parameter)):
-        return torch.empty_like(parameter, dtype=dtype, device=device, requires_grad=False)
-    return new_tensor(shape, dtype, device)
