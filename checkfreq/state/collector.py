@@ -18,6 +18,7 @@ from checkfreq.state.codec import encode_tree
 from checkfreq.state.composed import is_composed, part_name, take_apart
 from checkfreq.state.dtensors import LocalShard, is_dtensor, local_of, shard_of
 from checkfreq.state.tensors import detached, encode_torch, is_ordinary, require_kept
+from checkfreq.state.unheld import Held
 from checkfreq.store.parts import frozen_stem_of
 from checkfreq.types import Json
 
@@ -107,6 +108,8 @@ class StateCollector:
         self.per_rank: set[tuple[str, str]] = set()
         #: Indices of the refs that no weight update is expected to change.
         self.frozen: set[int] = set()
+        #: What other objects than optimizers hold; complete when the first optimizer is read.
+        self.held = Held()
         self._host_is_volatile = fence_on_device
         self.start("")
 
