@@ -75,15 +75,16 @@ def is_optimizer_state(value: Mapping[Any, Any]) -> bool:
     """Whether it is what ``Optimizer.state_dict()`` returns, by numbers of parameters."""
     if value.keys() - {"parameters"} != {"state", "param_groups"}:
         return False
-    state, groups = value["state"], value["param_groups"]
+    state, groups, own = value["state"], value["param_groups"], value.get("parameters", {})
     if not isinstance(state, Mapping) or not isinstance(groups, list):
+        return False
+    if not isinstance(own, Mapping) or not all(isinstance(p, Tensor) for p in own.values()):
         return False
     if not all(isinstance(group, dict) and "params" in group for group in groups):
         return False
     numbers = [number for group in groups for number in group["params"]]
     return numbers == list(range(len(numbers))) and all(
-        type(number) is int and 0 <= number < len(numbers)
-        for number in (*state, *value.get("parameters", ()))
+        type(number) is int and 0 <= number < len(numbers) for number in (*state, *own)
     )
 
 
@@ -243,7 +244,7 @@ def _numbered(state: Any) -> Any:
     # DCP's files lack what is empty.
     groups, by_name = state.get("param_groups"), state.get("state", {})
     own = state.get("parameters", {})
-    if not isinstance(by_name, Mapping) or not isinstance(groups, list):
+    if not all(isinstance(one, Mapping) for one in (by_name, own)) or not isinstance(groups, list):
         return state
     if not all(isinstance(group, dict) and "params" in group for group in groups):
         return state
