@@ -21,7 +21,6 @@ def made(scale: float) -> tuple[CFCheckpoint, torch.Tensor]:
     optimizer = torch.optim.Adam([alpha, *model.parameters()])
     (model(torch.ones(1, 2)).sum() * alpha.sum()).backward()
     optimizer.step()
-    optimizer.zero_grad()
     return CFCheckpoint(model=model, optimizer=optimizer), alpha
 
 
