@@ -21,14 +21,14 @@ from xxhash import xxh3_64_hexdigest
 
 from checkfreq import __version__
 from checkfreq.errors import ConfigError, storage_errors
-from checkfreq.formats.kinds import add_object, is_module_state
+from checkfreq.formats.kinds import Ready, add_object, is_module_state
 from checkfreq.formats.stand_ins import StandIns, bytes_of
 from checkfreq.helpers.stream import PayloadStream
 from checkfreq.integrations.dcp.commit import Commit
 from checkfreq.restore.validation import validate_state
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.state.adapters.rng import capture_rng
-from checkfreq.state.capture import POSITIONS, RNG
+from checkfreq.state.capture import GRADIENTS, POSITIONS, RNG
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.collector import CapturedState, StateCollector
 from checkfreq.store.digests import digest_pieces
@@ -129,8 +129,9 @@ def commit(state: Imported, target: Target) -> int:
 def _require_target(target: Target, objects: Mapping[str, Any]) -> None:
     if type(target.step) is not int or target.step < 0:
         raise ConfigError(f"step={target.step!r}: expected a whole number from 0")
-    for name in objects:
-        if not name.isidentifier():
+    for name, value in objects.items():
+        is_ours = name == GRADIENTS and isinstance(value, Ready)
+        if not name.isidentifier() and not is_ours:
             raise ConfigError(
                 f"{name!r:.80} cannot name a file: expected a Python identifier. Choose what to "
                 "import, and its name: names={'model': 'the name there'}"

@@ -20,6 +20,7 @@ from checkfreq.errors import ConfigError
 from checkfreq.formats.stand_ins import StandIns, same_bits
 from checkfreq.state.adapters.base import type_name
 from checkfreq.state.adapters.optimizer_load import parameters_of
+from checkfreq.state.adapters.optimizer_tree import parameter_key
 from checkfreq.state.adapters.rng import is_rng_state
 from checkfreq.state.capture import RNG
 from checkfreq.state.checkpoint import CFCheckpoint
@@ -72,16 +73,18 @@ def is_module_state(value: object) -> bool:
 
 def is_optimizer_state(value: Mapping[Any, Any]) -> bool:
     """Whether it is what ``Optimizer.state_dict()`` returns, by numbers of parameters."""
-    if value.keys() != {"state", "param_groups"}:
+    if value.keys() - {"parameters"} != {"state", "param_groups"}:
         return False
-    state, groups = value["state"], value["param_groups"]
+    state, groups, own = value["state"], value["param_groups"], value.get("parameters", {})
     if not isinstance(state, Mapping) or not isinstance(groups, list):
+        return False
+    if not isinstance(own, Mapping) or not all(isinstance(p, Tensor) for p in own.values()):
         return False
     if not all(isinstance(group, dict) and "params" in group for group in groups):
         return False
     numbers = [number for group in groups for number in group["params"]]
     return numbers == list(range(len(numbers))) and all(
-        type(number) is int and 0 <= number < len(numbers) for number in state
+        type(number) is int and 0 <= number < len(numbers) for number in (*state, *own)
     )
 
 
@@ -206,6 +209,9 @@ def _optimizer(name: str, state: Any, collector: StateCollector, live: Any) -> d
         }
         for i, group in enumerate(state["param_groups"])
     ]
+    own = state.get("parameters", {})
+    for number, parameter in own.items():
+        collector.add(parameter_key(number), parameter, True)
     count = sum(len(group["params"]) for group in state["param_groups"])
     device = parameters[0].device.type if parameters else "cpu"
     return {
@@ -217,6 +223,7 @@ def _optimizer(name: str, state: Any, collector: StateCollector, live: Any) -> d
         "trees": trees,
         "other": [],
         "groups": groups,
+        **({"parameters": list(own)} if own else {}),
     }
 
 
@@ -232,17 +239,18 @@ def _numbered(state: Any) -> Any:
 
     DCP's files have the numbers as text.
     """
-    if not isinstance(state, Mapping) or not {*state} <= {"state", "param_groups"}:
+    if not isinstance(state, Mapping) or not {*state} <= {"state", "param_groups", "parameters"}:
         return state
     # DCP's files lack what is empty.
     groups, by_name = state.get("param_groups"), state.get("state", {})
-    if not isinstance(by_name, Mapping) or not isinstance(groups, list):
+    own = state.get("parameters", {})
+    if not all(isinstance(one, Mapping) for one in (by_name, own)) or not isinstance(groups, list):
         return state
     if not all(isinstance(group, dict) and "params" in group for group in groups):
         return state
     names = [name for group in groups for name in group["params"]]
     numbers = {str(name): number for number, name in enumerate(names)}
-    if len(numbers) != len(names) or not {str(name) for name in by_name} <= numbers.keys():
+    if len(numbers) != len(names) or not {str(n) for n in (*by_name, *own)} <= numbers.keys():
         return state
     count = iter(range(len(names)))
     return {
@@ -250,6 +258,7 @@ def _numbered(state: Any) -> Any:
         "param_groups": [
             {**group, "params": [next(count) for _ in group["params"]]} for group in groups
         ],
+        **({"parameters": {numbers[str(name)]: one for name, one in own.items()}} if own else {}),
     }
 
 

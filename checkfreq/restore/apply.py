@@ -29,7 +29,7 @@ from checkfreq.restore.keeping import entries_by_object, put_live_values
 from checkfreq.state.adapters.base import Changes, Fallible, Findings
 from checkfreq.state.adapters.generic import tree_value
 from checkfreq.state.adapters.module import module_state_dict
-from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict
+from checkfreq.state.adapters.optimizer_tree import optimizer_value
 from checkfreq.state.adapters.rng import prepare_rng, rng_state
 from checkfreq.state.adapters.scaler import scaler_state_dict
 from checkfreq.state.capture import GRADIENTS, POSITIONS, RNG
@@ -52,7 +52,7 @@ _NOT_TRACKED = {RNG, POSITIONS, GRADIENTS}
 
 _READERS: dict[str, Callable[[SavedObject], Any]] = {
     "module": module_state_dict,
-    "optimizer": optimizer_state_dict,
+    "optimizer": optimizer_value,
     "scaler": scaler_state_dict,
     "object": tree_value,
     "dict": tree_value,
@@ -74,6 +74,8 @@ class RestorePlan:
     _saved: list[SavedObject] = field(default_factory=list)
     _rng: Callable[[], None] | None = None
     _gradients: Callable[[], None] | None = None
+    #: Optimizers with gradients to restore.
+    with_gradients: frozenset[str] = frozenset()
 
     def apply(self) -> None:
         """All four steps; the caller sees to damage that is found on the way."""
@@ -241,6 +243,7 @@ def prepare(
         plan._saved.append(unused)
         optimizers = {name: one for name, one in chk.optimizers.items() if chosen(name)}
         plan._gradients = prepare_gradients(optimizers, unused, findings, world=world)
+        plan.with_gradients = frozenset(unused.field("parameters")) & optimizers.keys()
     _report(findings, strict=strict, path=path)
     return plan
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from checkfreq.errors import CheckFreqError, CorruptCheckpointError
 from checkfreq.state.adapters.generic import tree_value
 from checkfreq.state.adapters.module import module_state_dict
-from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict, optimizer_tree
+from checkfreq.state.adapters.optimizer_tree import optimizer_tree, optimizer_value
 from checkfreq.state.adapters.rng import require_rng_fields
 from checkfreq.state.adapters.scaler import require_scaler_fields
 from checkfreq.state.capture import POSITIONS
@@ -182,7 +182,13 @@ def _require_optimizer(saved: SavedObject) -> None:
         _require(len(tree.shapes) == count, "number of parameters", count)
         numbers = [*tree.state, *tree.whole]
         _require(all(type(n) is int and 0 <= n < count for n in numbers), "parameters", numbers)
-    optimizer_state_dict(saved)
+    numbers = saved.field("parameters", [])
+    _require(
+        all(type(n) is int and 0 <= n < len(saved.field("shapes")) for n in numbers),
+        "parameters",
+        numbers,
+    )
+    optimizer_value(saved)
 
 
 def _require_tree(saved: SavedObject) -> None:

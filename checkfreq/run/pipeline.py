@@ -31,7 +31,7 @@ from checkfreq.run.inheritance import Inheritance
 from checkfreq.run.notices import LastMoment
 from checkfreq.run.replicas import Replicas
 from checkfreq.snapshot.arena import Arena, Slot
-from checkfreq.snapshot.backends import backend_for_slots, backend_of
+from checkfreq.snapshot.backends import backend_for_slots, backend_of, is_capturing
 from checkfreq.snapshot.pinning import DevicePinner
 from checkfreq.snapshot.snapshotter import Snapshotter, engine_for
 from checkfreq.state.capture import capture
@@ -74,7 +74,7 @@ class Pipeline:
     ) -> None:
         self._role = role
         #: Which gradients a later update will use.
-        self.gradients = PendingGradients(chk.optimizers)
+        self.gradients = PendingGradients(chk.optimizers, is_capturing=is_capturing)
         self._chk_dir = chk_dir
         self._chk = chk
         self._positions = positions

@@ -74,6 +74,7 @@ class Restoring:
         self._continue_from(found, explicit=step is not None)
         self._take_up(found, reopen=reopen)
         plan.apply_last()
+        self._pipeline.gradients.restored(plan.with_gradients)
         self._progress.apply_last = plan.apply_last
         if self._role.is_alone:  # of many, each holds more, or less, than it has read
             self._pipeline.allocate(found.state_bytes)

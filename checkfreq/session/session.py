@@ -34,6 +34,7 @@ from checkfreq.session.unseen import Unseen
 from checkfreq.session.untracked import Untracked
 from checkfreq.snapshot.gate import UpdateGate
 from checkfreq.state.positions import Positions
+from checkfreq.state.sharers import warn_of_sharers
 from checkfreq.store.fileops import LocalFileOps
 from checkfreq.store.source import CheckpointSource
 from checkfreq.supervisor.reporter import reporter_for
@@ -132,6 +133,7 @@ class Session:
             self.coordinator.open()
             self.coordinator.each("the first step()", self._refuse_to_start_over)
             progress.is_open = True
+            warn_of_sharers(self.chk)
             if progress.restored_step is None:
                 self.reporter.begin(progress.global_step, restored=False)
             self._record_beginning()

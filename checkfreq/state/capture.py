@@ -13,6 +13,8 @@ from types import MappingProxyType
 from typing import Any
 
 from checkfreq.errors import StateError
+from checkfreq.state.adapters.generic import ObjectAdapter
+from checkfreq.state.adapters.optimizer import OptimizerAdapter
 from checkfreq.state.adapters.rng import capture_rng
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.collector import CapturedState, LocalState, StateCollector, sole_part
@@ -69,7 +71,7 @@ def read_local_state(
 ) -> LocalState:
     """Read the whole state as this process sees it, whichever rank writes what."""
     collector = StateCollector(trained_ids=chk.trained_ids(), fence_on_device=fence_on_device)
-    objects: dict[str, Json] = {}
+    objects: dict[str, Json] = dict.fromkeys(chk.adapters)  # in their order
     spans: dict[str, tuple[int, int]] = {}
 
     def add(name: str, read: Callable[[StateCollector], dict[str, Json]]) -> None:
@@ -78,8 +80,14 @@ def read_local_state(
         objects[name] = read(collector)
         spans[name] = (begin, len(collector.refs))
 
+    optimizers = _of_kind(chk, OptimizerAdapter.kind)
     for name, adapter in chk.adapters.items():
-        add(name, adapter.capture)
+        if name not in optimizers:
+            add(name, adapter.capture)
+    collector.held.opaque = frozenset(_of_kind(chk, ObjectAdapter.kind))
+    collector.held.refs = [*collector.refs]
+    for name in optimizers:
+        add(name, chk.adapters[name].capture)
     if chk.settled or chk.volatile:
         _declare(chk, collector, fence_on_device=fence_on_device)
     per_rank_tensors = _per_rank_tensors(chk, collector)
@@ -113,6 +121,10 @@ def read_local_state(
         frozenset(collector.frozen),
         frozenset(collector.non_persistent),
     )
+
+
+def _of_kind(chk: CFCheckpoint, kind: str) -> list[str]:
+    return [name for name, adapter in chk.adapters.items() if adapter.kind == kind]
 
 
 def _position(name: str, position: Mapping[str, Any], collector: StateCollector) -> Json:

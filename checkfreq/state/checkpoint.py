@@ -153,12 +153,12 @@ def _names(argument: str, names: Iterable[str], tracked: Mapping[str, Any]) -> t
 
 def _require_kept_devices(name: str, value: Any) -> None:
     """Refuse what is on a device of an unsupported kind; the meta device may be left later."""
-    for key, tensor in _tensors_of(value):
+    for key, tensor in tensors_of(value):
         if not tensor.is_meta:
             require_kept(f"{name}.{key}", tensor.device)
 
 
-def _tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(value: Any) -> Iterator[tuple[str, Tensor]]:
     """The tensors that can be found without asking for a state dict."""
     if isinstance(value, nn.Module):
         yield from value.named_parameters()

@@ -20,6 +20,7 @@ from checkfreq.state.composed import is_composed, part_name, take_apart, view_of
 from checkfreq.state.dtensors import LocalShard, is_dtensor, local_of, shard_of
 from checkfreq.state.sharing import Placed, memory_of, overlapping, placed
 from checkfreq.state.tensors import detached, encode_torch, is_ordinary, require_kept
+from checkfreq.state.unheld import Held
 from checkfreq.store.parts import buffers_stem_of, frozen_stem_of
 from checkfreq.types import Json
 
@@ -115,6 +116,8 @@ class StateCollector:
         self.frozen: set[int] = set()
         #: (object, key) of buffers that are no part of a state dict.
         self.non_persistent: set[tuple[str, str]] = set()
+        #: What other objects than optimizers hold; complete when the first optimizer is read.
+        self.held = Held()
         self._host_is_volatile = fence_on_device
         self.start("")
 

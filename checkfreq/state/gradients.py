@@ -11,6 +11,10 @@ If two optimizers step in one iteration, the second one's backward pass may writ
 first one's parameters (a GAN). Those are never applied, so a step takes new witnesses for all
 optimizers that have stepped since the boundary. Each rank keeps its own gradients, which differ
 until they are reduced. Training thread only.
+
+A loop may also never clear them, or only let them decay: they are part of every later update. So
+where a checkpoint leaves gradients out, a hook on the witness looks at what the next backward pass
+adds to. If that is not zero, and is not cleared until the step, later checkpoints have them too.
 """
 
 from __future__ import annotations
@@ -50,12 +54,63 @@ class _Witness(NamedTuple):
     gradient: weakref.ref[Tensor]
     version: int
 
+    def is_there(self) -> bool:
+        """Whether it still is the gradient of its parameter."""
+        now = self.parameter.grad
+        return now is not None and self.gradient() is local_of(now)
+
+    def was_written(self) -> bool:
+        """Whether it is there, and was written to since the step."""
+        gradient = self.gradient()
+        return self.is_there() and gradient is not None and gradient._version != self.version
+
+
+class _Look:
+    """Whether backward passes add to the gradient that was left at a boundary.
+
+    ``is_kept``: as of the latest pass; None before the first.
+    """
+
+    def __init__(self, witness: _Witness, is_capturing: Callable[[], bool]) -> None:
+        self._parameter = witness.parameter
+        self._is_capturing = is_capturing
+        self.is_kept: bool | None = None
+        # What is not part of the graph (masters, shards of FSDP2) has its gradient set instead.
+        self._hook: Any = None
+        if self._parameter.requires_grad:
+            register: Callable[..., Any] = self._parameter.register_hook
+            self._hook = register(self._before_adding)
+
+    def _before_adding(self, gradient: Tensor) -> None:
+        if self.is_kept is False:  # cleared, and what is there now came after that
+            return
+        is_there = _has_gradient(self._parameter)
+        if not is_there or not self._is_capturing():
+            self.is_kept = is_there and _is_nonzero(self._parameter)
+
+    def close(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+
 
 class PendingGradients:
-    """Tells which gradients of the tracked optimizers no update has used yet."""
+    """Tells which gradients of the tracked optimizers no update has used yet.
 
-    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+    ``is_capturing``: whether a graph of an accelerator is being captured, when nothing may wait.
+    """
+
+    def __init__(
+        self,
+        optimizers: Mapping[str, Optimizer],
+        *,
+        is_capturing: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._optimizers = dict(optimizers)
+        self._is_capturing = is_capturing
+        self._looks: dict[str, _Look] = {}
+        #: Optimizers whose gradients are never cleared, and those of which that is to be seen.
+        self._kept: set[str] = set()
+        self._expected: set[str] = set()
         self._witnesses: dict[str, _Witness] = {}
         self._stepped: dict[str, None] = {}
         self._warned = False
@@ -67,6 +122,8 @@ class PendingGradients:
     def used(self, name: str) -> None:
         """The optimizer ``name`` has stepped, or a GradScaler skipped its step."""
         self._stepped[name] = None
+        if name in self._looks:
+            self._judge(name, self._looks.pop(name))
         for stepped in self._stepped:
             self._remember(stepped)
 
@@ -79,14 +136,38 @@ class PendingGradients:
         found = {name: self._pending(name) for name in self._optimizers}
         return {name: gradients for name, gradients in found.items() if gradients}
 
+    def restored(self, names: Iterable[str]) -> None:
+        """Gradients of these optimizers were restored: they may be of those that are kept."""
+        self._expected.update(names)
+
     def close(self) -> None:
         """Remove the hooks; idempotent."""
+        for look in self._looks.values():
+            look.close()
+        self._looks = {}
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
     def _after_step(self, name: str, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.used(name)
+
+    def _judge(self, name: str, look: _Look) -> None:
+        """The optimizer has stepped: were gradients of the update before part of it?"""
+        look.close()
+        is_kept, witness = look.is_kept, self._witnesses.get(name)
+        was_written = witness is not None and witness.was_written()
+        if is_kept is None and was_written and not self._is_capturing():
+            is_kept = witness is not None and _is_nonzero(witness.parameter)
+        if is_kept:
+            self._kept.add(name)
+            logger.info(
+                "%s: gradients are kept over the update, so checkpoints hold them from now on "
+                "(where they are not needed, zero_grad(set_to_none=True) spares that)",
+                name,
+            )
+        elif is_kept is False:
+            self._expected.discard(name)
 
     def _remember(self, name: str) -> None:
         last = self._witnesses.get(name)
@@ -109,14 +190,14 @@ class PendingGradients:
     def _is_as_left(self, name: str) -> bool:
         """Whether the witness is still ``.grad`` and nothing was added to it."""
         witness = self._witnesses.get(name)
-        if witness is None or witness.parameter.grad is None:
-            return False
-        gradient = local_of(witness.parameter.grad)
-        return witness.gradient() is gradient and gradient._version == witness.version
+        return witness is not None and witness.is_there() and not witness.was_written()
 
     def _pending(self, name: str) -> dict[int, Tensor]:
-        if self._is_as_left(name):
-            return {}
+        if self._is_as_left(name) and name not in self._kept:
+            if name not in self._looks:
+                self._looks[name] = _Look(self._witnesses[name], self._is_capturing)
+            if name not in self._expected:
+                return {}
         found = {
             number: parameter.grad
             for number, parameter in enumerate(parameters_of(self._optimizers[name]))
@@ -141,6 +222,10 @@ class PendingGradients:
 
 def _has_gradient(parameter: Tensor) -> bool:
     return parameter.grad is not None and parameter.grad.layout is torch.strided
+
+
+def _is_nonzero(parameter: Tensor) -> bool:
+    return parameter.grad is not None and _any_nonzero([local_of(parameter.grad)])
 
 
 def _any_nonzero(gradients: Iterable[Tensor]) -> bool:

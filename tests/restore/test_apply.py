@@ -264,9 +264,9 @@ class TestInPlace:
         parameter = nn.Parameter(torch.zeros(2))
         saved, live = (torch.optim.SGD([parameter], lr=1) for _ in range(2))
         saved.state[parameter] = [torch.ones(2), 3]
-        shot = take(CFCheckpoint(o=saved))
+        shot = take(CFCheckpoint(o=saved, p=[parameter]))
         assert bits(materialise(shot.found, path="p")["o"]) == bits(saved.state_dict())
-        restore(CFCheckpoint(o=live), shot)
+        restore(CFCheckpoint(o=live, p=[parameter]), shot)
         assert bits(live.state[parameter]) == bits(saved.state[parameter])
 
     def test_state_of_no_parameter_is_kept_too(self) -> None:
@@ -317,7 +317,7 @@ class TestHyperParameters:
             model = nn.Linear(1, 1)
             optimizer = adamw(model)
             scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
-            return CFCheckpoint(optimizer=optimizer, scheduler=scheduler)
+            return CFCheckpoint(model=model, optimizer=optimizer, scheduler=scheduler)
 
         saved = make()
         saved.optimizers["optimizer"].step()
@@ -495,7 +495,7 @@ class TestHookedOptimizers:
             def load_state_dict(self, state: Any) -> None:
                 self.param_groups[0]["lr"] = state["mine"]
 
-        saved, live = Own(nn.Linear(1, 1).parameters(), lr=0.5), Own([torch.ones(1)], lr=0.1)
+        saved, live = Own([torch.zeros(1)], lr=0.5), Own([torch.ones(1)], lr=0.1)
         restore(CFCheckpoint(o=live), take(CFCheckpoint(o=saved)))
         assert live.param_groups[0]["lr"] == 0.5
 
@@ -536,7 +536,7 @@ class TestMaterialise:
         lbfgs.step(closure)  # type: ignore[no-untyped-call]
         hooked = adamw(model)
         hooked.register_state_dict_post_hook(lambda *args: None)
-        chk = CFCheckpoint(lbfgs=lbfgs, hooked=hooked)
+        chk = CFCheckpoint(model=model, lbfgs=lbfgs, hooked=hooked)
         found = materialise(take(chk).found, path="p")
         assert bits(found["lbfgs"]) == bits(lbfgs.state_dict())
         assert bits(found["hooked"]) == bits(hooked.state_dict())

@@ -83,6 +83,73 @@ def test_gradients_that_a_step_used_are_not_pending_until_something_is_added(
     assert watched.pending.read()
 
 
+def test_gradients_that_the_next_backward_pass_adds_to_are_kept_from_then_on(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for number in range(4):
+        watched.backward()
+        watched.step()
+        watched.pending.pass_boundary()
+        assert bool(watched.pending.read()) == (number > 0)
+    assert len(caplog.records) == 1
+    assert "optimizer: gradients are kept over the update" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["to none", "in place", "unseen"])
+def test_gradients_that_are_cleared_before_the_next_backward_pass_are_not_kept(
+    watched: Watched, how: str
+) -> None:
+    for _ in range(4):
+        if how == "unseen":
+            for gradient in watched.gradients():
+                gradient.data.zero_() if gradient is not None else None  # no version changes
+        else:
+            watched.model.zero_grad(set_to_none=how == "to none")
+        for _ in range(2):  # the second adds to the first
+            watched.backward()
+        watched.step()
+        watched.pending.pass_boundary()
+        assert not watched.pending.read()
+
+
+def test_what_another_optimizers_backward_pass_adds_to_is_not_kept_if_it_is_cleared_then() -> None:
+    watched = Watched(together=False)
+    discriminator, generator = watched.optimizers.values()
+    for _ in range(4):
+        for optimizer in (generator, discriminator):  # each backward pass reaches both
+            optimizer.zero_grad()
+            watched.backward()
+            optimizer.step()
+        watched.pending.pass_boundary()
+        assert not watched.pending.read()
+
+
+@pytest.mark.parametrize("decays", [True, False])
+def test_gradients_that_are_assigned_are_kept_if_they_are_written_in_place(decays: bool) -> None:
+    master = torch.ones(2)
+    pending = PendingGradients({"o": (optimizer := torch.optim.SGD([master], lr=0.1))})
+    for number in range(3):
+        if decays and master.grad is not None:
+            master.grad.mul_(0.5).add_(1)
+        else:
+            master.grad = torch.ones(2)
+        optimizer.step()
+        pending.pass_boundary()
+        assert bool(pending.read()) == (decays and number > 0)
+    pending.close()
+
+
+def test_restored_gradients_are_kept_until_they_are_seen_to_be_cleared(watched: Watched) -> None:
+    watched.pending.restored(["optimizer"])
+    for number in range(3):
+        watched.backward()
+        watched.step()
+        watched.pending.pass_boundary()
+        assert bool(watched.pending.read()) == (number == 0)
+        watched.model.zero_grad()
+
+
 @pytest.mark.parametrize("to_none", [True, False])
 def test_gradients_that_were_cleared_after_the_step_are_not_pending(
     watched: Watched, to_none: bool

@@ -24,7 +24,7 @@ from checkfreq.integrations.dcp.chunks import StoredTensor, own_json, rank_for, 
 from checkfreq.restore.validation import content_errors
 from checkfreq.state.adapters.generic import tree_value
 from checkfreq.state.adapters.module import module_state_dict
-from checkfreq.state.adapters.optimizer_tree import optimizer_state_dict
+from checkfreq.state.adapters.optimizer_tree import optimizer_value
 from checkfreq.state.adapters.rng import rng_state
 from checkfreq.state.capture import GRADIENTS, POSITIONS
 from checkfreq.state.codec import decode_tree
@@ -250,7 +250,7 @@ def _json_of(manifest: Manifest, name: str, rank: int) -> dict[str, Json]:
 
 _TREES: dict[str, Callable[[_State], Any]] = {
     "module": module_state_dict,
-    "optimizer": optimizer_state_dict,
+    "optimizer": optimizer_value,
     "object": tree_value,
     "dict": tree_value,
     "list": tree_value,
@@ -283,12 +283,12 @@ def _with_names(state: _State, tree: Any, names: Sequence[str]) -> Any:
     if state.field("kind") != "optimizer" or len(names) != num_parameters:
         expected = f"{num_parameters} names" if num_parameters else "an optimizer"
         raise ConfigError(f"parameter_names[{state.name!r}]: expected {expected}, got {len(names)}")
-    numbered = enumerate(names)
     groups = [
         {**group, "params": [names[i] for i in group["params"]]} for group in tree["param_groups"]
     ]
-    return {
-        **tree,
-        "state": {name: tree["state"][i] for i, name in numbered if i in tree["state"]},
-        "param_groups": groups,
+    named = {
+        key: {name: tree[key][i] for i, name in enumerate(names) if i in tree[key]}
+        for key in ("state", "parameters")
+        if key in tree
     }
+    return {**tree, **named, "param_groups": groups}

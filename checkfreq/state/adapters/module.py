@@ -69,7 +69,7 @@ class ModuleAdapter:
         require_shards_that_are_known(self._name, (node.module for node in self._index.nodes))
 
     def _capture_directly(self, collector: StateCollector) -> dict[str, Any]:
-        add, trained_ids = collector.add, collector.trained_ids
+        add, hold, trained_ids = collector.add, collector.held.ids.add, collector.trained_ids
         nodes = self._index.nodes
         trained = self._is_trained(trained_ids)
         extra = {}
@@ -77,6 +77,7 @@ class ModuleAdapter:
             module, steady = node.module, trained and node.weights_settled
             for attribute, parameter in module._parameters.items():
                 if parameter is not None:
+                    hold(id(parameter))
                     settled = steady and _settled(parameter, trained_ids)
                     frozen = settled and id(parameter) not in trained_ids
                     add(node.name(attribute), parameter, settled, frozen)
@@ -200,7 +201,7 @@ class ModuleAdapter:
         fitting = {
             name: tensor
             for name, tensor in live.items()
-            if name in there and self._fits(name, tensor, saved, findings)
+            if name in there and fits(self._name, name, tensor, saved, findings)
         }
         self._compare_ties(fitting, saved, findings)
         common = {name: node for name, node in extras.items() if name in trees}
@@ -273,33 +274,6 @@ class ModuleAdapter:
         state = self._module.state_dict()
         raws = {canonical: raw for raw, canonical in self._index.canonical_names(state).items()}
         return state[raws[name]]
-
-    def _fits(self, name: str, live: Tensor, saved: SavedObject, findings: Findings) -> bool:
-        if isinstance(live, LAZY) and name not in saved.composed:
-            return True  # its own hook materialises it with the saved shape
-        require_memory(f"{self._name}.{name}", live)
-        if name in saved.composed:
-            saved.require(name)
-            if why := saved.misfit(name, live):
-                findings.different.append(f"{self._name}.{name}: {why}")
-            return not why
-        record = saved.record(name)
-        if is_composed(live):
-            kind = described(take_apart(live, name)[0])
-            findings.different.append(
-                f"{self._name}.{name}: checkpoint has a {record.dtype} tensor, live is {kind}"
-            )
-            return False
-        shape, dtype = tuple(live.shape), DTYPE_NAMES.get(live.dtype, str(live.dtype))
-        if shape == tuple(record.shape):
-            saved.require(name, live)
-            if dtype == record.dtype:
-                return True
-        findings.different.append(
-            f"{self._name}.{name}: checkpoint has {record.dtype}{list(record.shape)}, "
-            f"live is {dtype}{list(shape)}"
-        )
-        return shape == tuple(record.shape)
 
     def _compare_ties(
         self, fitting: Mapping[str, Tensor], saved: SavedObject, findings: Findings
@@ -388,6 +362,35 @@ class ModuleAdapter:
             if not isinstance(value, LAZY)
         }
         return lambda: _ignore(self._module.load_state_dict(kept, strict=False))
+
+
+def fits(owner: str, name: str, live: Tensor, saved: SavedObject, findings: Findings) -> bool:
+    """Whether the saved tensor ``name`` has the shape of ``live``; differences are findings."""
+    if isinstance(live, LAZY) and name not in saved.composed:
+        return True  # its own hook materialises it with the saved shape
+    require_memory(f"{owner}.{name}", live)
+    if name in saved.composed:
+        saved.require(name)
+        if why := saved.misfit(name, live):
+            findings.different.append(f"{owner}.{name}: {why}")
+        return not why
+    record = saved.record(name)
+    if is_composed(live):
+        kind = described(take_apart(live, name)[0])
+        findings.different.append(
+            f"{owner}.{name}: checkpoint has a {record.dtype} tensor, live is {kind}"
+        )
+        return False
+    shape, dtype = tuple(live.shape), DTYPE_NAMES.get(live.dtype, str(live.dtype))
+    if shape == tuple(record.shape):
+        saved.require(name, live)
+        if dtype == record.dtype:
+            return True
+    findings.different.append(
+        f"{owner}.{name}: checkpoint has {record.dtype}{list(record.shape)}, "
+        f"live is {dtype}{list(shape)}"
+    )
+    return shape == tuple(record.shape)
 
 
 def _settled(parameter: Tensor, trained_ids: frozenset[int]) -> bool:

@@ -3,7 +3,8 @@
 ``Optimizer.load_state_dict`` casts state to the parameter's dtype, which rounds fp32 state of bf16
 parameters, and ``state_dict()`` is slow; both are used only if there are hooks or an override.
 Tensors are called ``state.<parameter number>.<name>``. Nearly all parameters have a flat dict of
-tensors as their state; those with the same names share one record.
+tensors as their state; those with the same names share one record. A parameter that no tracked
+object holds is saved too, as ``parameter.<number>``.
 """
 
 from __future__ import annotations
@@ -22,17 +23,21 @@ from checkfreq.errors import StateError
 from checkfreq.state.adapters.base import (
     Changes,
     Fallible,
+    Filled,
     Findings,
     Holdings,
     all_of_it,
     type_name,
 )
+from checkfreq.state.adapters.composed_load import ComposedLoad
 from checkfreq.state.adapters.fitting import misfits
+from checkfreq.state.adapters.module import fits
 from checkfreq.state.adapters.optimizer_load import OptimizerLoad, parameters_of
 from checkfreq.state.adapters.optimizer_tree import (
     optimizer_state_dict,
     optimizer_tree,
     own_state_dict,
+    parameter_key,
 )
 from checkfreq.state.classes import Classes
 from checkfreq.state.collector import StateCollector
@@ -42,6 +47,7 @@ from checkfreq.state.given import FirstGiven, given_to_groups
 from checkfreq.state.saved import SavedObject
 from checkfreq.state.saved_tensor import local_part
 from checkfreq.state.sharding import require_optimizer_that_is_known
+from checkfreq.state.unheld import warn_of_unheld
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
 
@@ -63,6 +69,8 @@ class OptimizerAdapter:
         self._given = FirstGiven(given_to_groups(optimizer.param_groups))
         # parameter number -> name -> key: formatted once, not per tensor at every capture.
         self._keys: dict[int, dict[str, str]] = {}
+        #: How many of the parameters that nobody else holds were named so far.
+        self._num_named = 0
 
     def capture(self, collector: StateCollector) -> dict[str, Json]:
         """See Adapter."""
@@ -92,7 +100,26 @@ class OptimizerAdapter:
                 f"parameter, which load_state_dict() of a {type(self._optimizer).__qualname__} "
                 "would not restore. Keep a copy in the state instead: tensor.clone()"
             )
+        if numbers := collector.held.lacks(parameters):
+            self._capture_parameters(parameters, numbers, collector)
+            json["parameters"] = list(numbers)
         return json
+
+    def _capture_parameters(
+        self, parameters: list[Tensor], numbers: list[int], collector: StateCollector
+    ) -> None:
+        """Keep those that nobody else does, and name them once."""
+        unknown = []
+        for number in numbers:
+            parameter, key = parameters[number], parameter_key(number)
+            is_frozen = not parameter.requires_grad and parameter not in self._optimizer.state
+            if collector.add(key, parameter, True, is_frozen) == key:
+                unknown.append(number)  # it is not in a state dict of the optimizer's own
+        if len(unknown) > self._num_named:
+            self._num_named = len(unknown)
+            copies = collector.held.has_copy
+            if found := [n for n in unknown if not copies(parameters[n])]:
+                warn_of_unheld(self._name, found, parameters)
 
     def _split_dims(self, parameters: list[Tensor], collector: StateCollector) -> dict[str, Json]:
         """How DTensors are split whose shape differs from their parameter's.
@@ -176,12 +203,13 @@ class OptimizerAdapter:
         if saves_its_own_way(self._optimizer) or loads_its_own_way(self._optimizer):
             return all_of_it  # only the optimizer knows what its keys stand for
         parameters = parameters_of(self._optimizer)
+        own = {parameter_key(number): one for number, one in enumerate(parameters)}
 
         def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
             found = _STATE_KEY.match(key)
             number = int(found[1]) if found else len(parameters)
             if number >= len(parameters):
-                yield Box.whole(shape)
+                yield local_part(own[key])[1] if key in own else Box.whole(shape)
                 return
             state = self._optimizer.state.get(parameters[number])
             live = state.get(key[found.end() :]) if found and isinstance(state, dict) else None
@@ -195,6 +223,12 @@ class OptimizerAdapter:
         saved.classes = Classes(type(self._optimizer))
         parameters = parameters_of(self._optimizer)
         require_optimizer_that_is_known(self._name, self._optimizer, parameters)
+        changes = self._prepare_state(saved, findings, parameters)
+        return self._with_parameters(changes, saved, findings, parameters)
+
+    def _prepare_state(
+        self, saved: SavedObject, findings: Findings, parameters: list[Tensor]
+    ) -> Changes:
         tree = optimizer_tree(saved)
         if tree is None:
             state = saved.own_tree(saved.field("state_dict"), on_cpu=True)
@@ -219,6 +253,25 @@ class OptimizerAdapter:
             sets=[load.apply, take_up],
             new_bytes=load.new_bytes,
         )
+
+    def _with_parameters(
+        self, changes: Changes, saved: SavedObject, findings: Findings, parameters: list[Tensor]
+    ) -> Changes:
+        """Have parameters filled in place that were saved with the optimizer."""
+        load = ComposedLoad(saved)
+        for number in saved.field("parameters", []):
+            key = parameter_key(number)
+            if number >= len(parameters):
+                findings.unexpected.append(f"{self._name}.{key}")
+            elif fits(self._name, key, live := parameters[number], saved, findings):
+                if key in saved.composed:
+                    load.place(key, live)
+                else:
+                    load.filled.append(Filled(f"{self._name}.{key}", live, saved.record(key)))
+        changes.fallible += load.fallible
+        changes.filled += load.filled
+        changes.sets += load.sets
+        return changes
 
     def _by_load_state_dict(
         self, saved: SavedObject, live: Mapping[str, Tensor] = MappingProxyType({})

@@ -41,6 +41,11 @@ class OptimizerTree:
     device_type: str
 
 
+def parameter_key(number: int) -> str:
+    """The key of a parameter that only the optimizer holds."""
+    return f"parameter.{number}"
+
+
 def optimizer_tree(saved: SavedObject) -> OptimizerTree | None:
     """The tree; None if an override's ``state_dict()`` does not have torch's form."""
     try:
@@ -134,6 +139,14 @@ def optimizer_state_dict(
         (saved.decode(key), saved.decode(value, on_cpu=True)) for key, value in tree.other
     )
     return {"state": numbered, "param_groups": _numbered_groups(saved, tree.groups)}
+
+
+def optimizer_value(saved: SavedObject) -> dict[str, Any]:
+    """The state dict for readers: parameters that no tracked object held are in "parameters"."""
+    state = optimizer_state_dict(saved)
+    numbers = saved.field("parameters", [])
+    own = {number: saved.owned(parameter_key(number)) for number in numbers}
+    return {**state, "parameters": own} if own else state
 
 
 def _numbered_groups(saved: SavedObject, groups: list[SavedGroup]) -> list[dict[str, Any]]:

@@ -1,0 +1,252 @@
+"""Parameters that a tracked optimizer steps and no tracked object holds."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from checkfreq.errors import MismatchError
+from checkfreq.restore.apply import materialise
+from checkfreq.restore.needed_files import needed_files
+from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.unheld import find_variables
+from checkfreq.types import Role
+from tests.state.ranks import Manifest, Part, part, restored, run_ranks
+from tests.state.sharded import Language, Run, fsdp
+from tests.state.support import Shot, bits, plan, restore, take
+
+
+class Trained:
+    """A layer that is tracked, and a scale that is not, after one step."""
+
+    def __init__(self, *, scale: float = 1.0, dtype: torch.dtype = torch.float32) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(3, 2)
+        self.scale = torch.full((2,), scale, dtype=dtype, requires_grad=True)
+        self.opt = torch.optim.AdamW([*self.model.parameters(), self.scale], lr=0.1)
+
+    @property
+    def chk(self) -> CFCheckpoint:
+        return CFCheckpoint(model=self.model, opt=self.opt)
+
+    def step(self) -> Trained:
+        (self.model(torch.ones(1, 3)) * self.scale.float()).sum().backward()
+        self.opt.step()
+        self.opt.zero_grad()
+        return self
+
+
+def unheld(shot: Shot, name: str = "opt") -> list[int]:
+    """Numbers of the parameters that were saved with the optimizer."""
+    found: list[int] = shot.found.manifest.objects[name].get("parameters", [])
+    return found
+
+
+def test_it_is_saved_with_its_optimizer_and_restored_in_place() -> None:
+    trained, fresh = Trained().step(), Trained(scale=5.0)
+    live = fresh.scale
+    shot = take(trained.chk)
+    assert unheld(shot) == [2]
+    restore(fresh.chk, shot)
+    assert fresh.scale is live
+    assert bits(fresh.scale) == bits(trained.scale)
+
+
+def test_a_custom_load_state_dict_gets_torchs_own_form_and_the_parameter_comes_back_too() -> None:
+    trained, fresh = Trained().step(), Trained(scale=5.0)
+    keys: list[Any] = []
+    fresh.opt.register_load_state_dict_pre_hook(lambda _, state: keys.extend(state))
+    restore(fresh.chk, take(trained.chk))
+    assert keys == ["state", "param_groups"]
+    assert bits(fresh.scale) == bits(trained.scale)
+
+
+def test_readers_find_it_beside_the_state() -> None:
+    trained = Trained().step()
+    state = materialise(take(trained.chk).found, path="p")["opt"]
+    assert bits(state["parameters"]) == {2: bits(trained.scale)}
+    Trained().opt.load_state_dict(state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_another_dtype_is_a_mismatch_that_names_it(dtype: torch.dtype) -> None:
+    with pytest.raises(MismatchError, match=r"opt\.parameter\.2: checkpoint has float32\[2\]"):
+        plan(Trained(dtype=dtype).chk, take(Trained().step().chk))
+
+
+def test_each_is_named_once_and_again_when_there_are_more(caplog: pytest.LogCaptureFixture) -> None:
+    trained = Trained().step()
+    chk = trained.chk
+    take(chk), take(chk)
+    assert len(caplog.records) == 1
+    later = [torch.zeros(1, requires_grad=True)]
+    trained.opt.add_param_group({"params": later})
+    take(chk), take(chk)
+    assert len(caplog.records) == 2
+    assert "CFCheckpoint(..., scale={" in caplog.text
+    assert "later=later" in caplog.text
+
+
+def test_both_of_two_optimizers_save_what_both_step() -> None:
+    shared = torch.ones(2, requires_grad=True)
+    one, two = (torch.optim.SGD([shared], lr=0.1) for _ in range(2))
+    shot = take(CFCheckpoint(one=one, two=two))
+    assert unheld(shot, "one") == unheld(shot, "two") == [0]
+
+
+class Holder:
+    """An object with a state of its own, which has the tensors themselves or copies."""
+
+    def __init__(self, tensor: Tensor, *, copies: bool) -> None:
+        self._tensor, self._copies = tensor, copies
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"it": self._tensor.detach().clone() if self._copies else self._tensor.detach()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self._tensor.data.copy_(state["it"])
+
+
+def _hooked(module: nn.Module) -> nn.Module:
+    module.register_state_dict_post_hook(lambda *_: None)
+    return module
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda p: {"a": {"b": [p]}},
+        lambda p: [p],
+        lambda p: Holder(p, copies=False),
+        lambda p: nn.ParameterList([p]),
+        lambda p: _hooked(nn.ParameterList([p])),
+        lambda p: nn.parallel.DataParallel(nn.ParameterList([p])),
+        lambda p: torch.compile(nn.ParameterList([p]), backend="eager"),
+    ],
+    ids=["dict", "list", "object", "module", "hooked", "wrapped", "compiled"],
+)
+@pytest.mark.parametrize("optimizer_first", [False, True])
+def test_what_another_object_holds_is_left_to_it(
+    hold: Any, optimizer_first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    tracked = {"held": hold(parameter), "opt": torch.optim.SGD([parameter], lr=0.1)}
+    if optimizer_first:
+        tracked = dict(reversed(tracked.items()))
+    shot = take(CFCheckpoint(**tracked))
+    assert list(shot.found.manifest.objects)[:2] == list(tracked)
+    assert unheld(shot) == []
+    assert not caplog.records
+
+
+def test_views_of_a_tracked_buffer_and_the_buffer_of_tracked_views_are_held() -> None:
+    flat = torch.arange(6.0)
+    first, second = flat[:4].view(2, 2).requires_grad_(), flat[4:].requires_grad_()
+    views = torch.optim.SGD([first, second], lr=0.1)
+    assert unheld(take(CFCheckpoint(flat={"flat": flat}, opt=views))) == []
+    whole = torch.optim.SGD([flat.detach().requires_grad_()], lr=0.1)
+    assert unheld(take(CFCheckpoint(views=[first, second], opt=whole))) == []
+    assert unheld(take(CFCheckpoint(views=[second], opt=whole))) == [0]
+    assert unheld(take(CFCheckpoint(views=[second], opt=views))) == [0]
+
+
+def test_a_copy_in_another_objects_state_is_no_reason_to_warn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    parameter = torch.ones(3, requires_grad=True)
+    held = Holder(parameter, copies=True)
+    shot = take(CFCheckpoint(held=held, opt=torch.optim.SGD([parameter], lr=0.1)))
+    assert unheld(shot) == [0]
+    assert not caplog.records
+    target = nn.ParameterList([parameter.detach().clone()])
+    take(CFCheckpoint(target=target, opt=torch.optim.SGD([parameter], lr=0.1)))
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_ranks_write_it_once_and_all_restore_it(split: bool) -> None:
+    trained = Trained().step()
+    parts = [part(trained.chk, Role(rank, 2, (0, 1), split)) for rank in range(2)]
+    for rank in range(2):
+        fresh = Trained(scale=5.0)
+        restored(fresh.chk, Manifest.merged(parts), rank, world=2)
+        assert bits(fresh.scale) == bits(trained.scale)
+
+
+def _train_shards(role: Role, *, tracks_model: bool) -> tuple[Part, Any]:
+    torch.manual_seed(1)
+    run = Run(fsdp(Language()), role)
+    run.step()
+    tracked = {"model": run.model} if tracks_model else {}
+    taken = part(CFCheckpoint(optimizer=run.optimizer, **tracked), role)
+    return taken, run.full()
+
+
+def _restore_shards(role: Role, manifest: Manifest) -> Any:
+    torch.manual_seed(2)
+    run = Run(fsdp(Language()), role)
+    chk = CFCheckpoint(optimizer=run.optimizer)
+    restored(chk, manifest, role.rank, needed_files(chk, manifest, role), world=role.world)
+    return run.full()
+
+
+def test_shards_come_back_at_another_number_of_ranks(tmp_path: Path) -> None:
+    results = run_ranks(tmp_path, 2, partial(_train_shards, tracks_model=False))
+    manifest = Manifest.merged([taken for taken, _ in results])
+    assert len(manifest.objects["optimizer"]["parameters"]) == len(Language().state_dict()) - 2
+    expected = results[0][1]
+    del expected["model"]["seen"]
+    for whole in run_ranks(tmp_path, 3, _restore_shards, manifest):
+        del whole["model"]["seen"]
+        assert whole == expected
+
+
+def test_shards_that_a_module_holds_are_left_to_it_empty_ones_too(tmp_path: Path) -> None:
+    for taken, _ in run_ranks(tmp_path, 3, partial(_train_shards, tracks_model=True)):
+        assert "parameters" not in taken.objects.get("optimizer", {})
+
+
+class TestVariables:
+    """The variables of the running code that hold a tensor."""
+
+    def test_an_attribute_and_the_objects_between(self) -> None:
+        self.net = {"inner": Trained()}
+        scale = self.net["inner"].scale
+        wanted = id(scale)
+        del scale
+        found = find_variables([self.net["inner"].scale])[wanted]
+        assert found.path == "self.net['inner'].scale"
+        assert found.line == "scale={\"scale\": self.net['inner'].scale}"
+
+    def test_a_container_of_nothing_else_rather_than_a_variable(self) -> None:
+        masters = [torch.ones(1), torch.ones(2)]
+        last = masters[-1]
+        found = find_variables(masters)
+        assert [found[id(one)].path for one in masters] == ["masters[0]", "masters[1]"]
+        assert {one.line for one in found.values()} == {"masters=masters"}
+        assert find_variables([last])[id(last)].line == 'last={"last": last}'
+
+    def test_a_module_is_tracked_as_a_whole(self) -> None:
+        critic = nn.Linear(1, 1)
+        found = find_variables(critic.parameters())
+        assert found[id(critic.weight)].path == "critic.weight"
+        assert {one.line for one in found.values()} == {"critic=critic"}
+
+    def test_an_object_that_fails_when_looked_at_costs_the_names_only(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        class Lazy(dict[str, Any]):
+            def items(self) -> Any:
+                raise RuntimeError("not now")
+
+        lazy, trained = Lazy(), Trained().step()
+        with caplog.at_level(logging.WARNING):
+            take(trained.chk)
+        assert "parameter 2, float32[2]" in caplog.text
+        assert not lazy
