@@ -9,6 +9,7 @@ import contextlib
 import functools
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,6 +59,7 @@ def _hook_forwards(recorder: Recorder) -> None:
             recorder.used()
 
     register_module_forward_pre_hook(before)
+    warnings.filterwarnings("ignore", message=".*when there are global hooks on modules")
 
 
 def _hook_losses(recorder: Recorder) -> None:

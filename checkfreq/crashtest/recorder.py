@@ -213,6 +213,8 @@ class Recorder:
         self._told = {}
         self._find_objects()
         self._has_begun = True
+        if self._chk is not None:
+            self._variables = {}  # what was looked at before the restore
         self._line("begin", step)
         self._clear()
 

@@ -25,7 +25,7 @@ PLANTED = (
     ("loop", "environment", "untracked-variable", "`observed`, `environment.state`."),
     ("loop", "prefetch", "untracked-variable", "`inputs`."),
     ("plain", "position-by-batch-count", "position", "off by"),
-    ("plain", "torn-copy", "torn-copy", "running_"),
+    ("plain", "torn-copy", "torn-copy", "holds model.1."),
     ("plain", "reused-seed", "reused-seed", "an earlier epoch"),
     ("plain", "training-flag", "module-flag", "`model.1.training` (True instead of False)"),
     ("plain", "requires-grad", "module-flag", "`model.0.weight.requires_grad` (True instead of"),
