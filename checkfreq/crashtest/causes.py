@@ -429,9 +429,9 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def why_not_deterministic(difference: Difference, *, is_by_hash: bool) -> list[Cause]:
+def why_not_deterministic(evidence: Evidence, *, is_by_hash: bool) -> list[Cause]:
     """Why two uninterrupted runs differ. ``is_by_hash``: they do not with the same hash seed."""
-    one = difference
+    one = evidence.difference
     if is_by_hash:
         return [
             Cause(
@@ -441,24 +441,14 @@ def why_not_deterministic(difference: Difference, *, is_by_hash: bool) -> list[C
                 "sorted(...) where a set is iterated over; hashlib instead of hash().",
             )
         ]
-    begins = one.before, one.begin
-    at_begin = [] if None in begins else [*changes(begins[0][1], begins[1][1])]  # type: ignore[index]
-    if generators := [item.name for item in at_begin if item.what is What.GENERATOR]:
+    tensors = [item.name for item in evidence.not_restored() if item.what is What.TENSOR]
+    if names := tensors or _drawn(evidence):
         return [
             Cause(
                 "unseeded",
-                f"{_listed(generators)} differed before the first iteration: the random generators "
-                "are not seeded.",
+                f"Before the first iteration these differed already: {_listed(names)}.",
                 "torch.manual_seed(0), and random.seed, numpy.random.seed if they are used, at the "
-                "start of the script.",
-            )
-        ]
-    if started := [item for item in at_begin if item.what is not What.VARIABLE]:
-        return [
-            Cause(
-                "unseeded",
-                f"{started[0].subject} differed before the first iteration.",
-                "Seed before the model is made.",
+                "start of the script, before the model is made.",
             )
         ]
     if one.first.what is What.SAMPLES:
@@ -470,6 +460,20 @@ def why_not_deterministic(difference: Difference, *, is_by_hash: bool) -> list[C
             )
         ]
     return _clock_or_kernel(one)
+
+
+def _drawn(evidence: Evidence) -> list[str]:
+    """Generators that were not the same from the start, and that training draws from."""
+    one, then = evidence.difference, evidence.whole.at(evidence.difference.step)
+    if one.before is None or one.begin is None:
+        return []
+    started = one.before[1]
+    return [
+        item.name
+        for item in changes(started, one.begin[1])
+        if item.what is What.GENERATOR
+        and (then is None or then[1].get(item.name) != started[item.name])
+    ]
 
 
 def _clock_or_kernel(one: Difference) -> list[Cause]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -31,7 +31,7 @@ class What(enum.Enum):
 
 _ORDER = list(What)
 #: What does no harm by itself: a run that differs in nothing else has the same state and losses.
-_HARMLESS = (What.VARIABLE, What.SAMPLES, What.BATCHES, What.GENERATOR)
+_HARMLESS = (What.SAMPLES, What.BATCHES, What.GENERATOR)
 #: What may differ between uninterrupted runs while all else is the same: the time of day in a
 #: variable, a file or an object, a generator that nobody seeds or uses.
 _MAY_DIFFER = (What.VARIABLE, What.OBJECT, What.FILE, What.GENERATOR)
@@ -129,8 +129,6 @@ def _of_rank(
     first: Difference | None = None
 
     def differs(step: int, items: list[Item], line: Line) -> Difference:
-        items = [item for item in items if item.what is not What.VARIABLE]
-        other = expected.get(step)
         return Difference(
             rank,
             record.first_step,
@@ -138,7 +136,7 @@ def _of_rank(
             tuple(sorted(items, key=lambda item: _ORDER.index(item.what))),
             untracked={**_untracked(whole), **_untracked(record)},
             variables=_variables(whole, record, step, ignoring),
-            expected=other[0] if other else None,
+            expected=expected[step][0] if step in expected else None,
             found=line,
             before=whole.at(record.first_step),
             begin=record.at(record.first_step),
@@ -151,20 +149,28 @@ def _of_rank(
         if step in expected:
             is_first = step == record.first_step + 1
             found = _items(*expected[step], line, state, is_first=is_first)
-            items = [item for item in found if item.name not in ignoring]
+            items = _told(found, ignoring)
         elif step > whole.last_step:
             items = [Item(What.LENGTH, "of the run", f"{whole.last_step} steps", "more")]
-        harm = [item for item in items if item.what not in _HARMLESS]
-        if harm or any(item.what is not What.VARIABLE for item in items):
+        if items:
             first = first or differs(step, items, line)
-        if harm and first is not None:
-            return replace(first, failed_at=step)
+            if _do_harm(items):
+                return replace(first, failed_at=step)
     if is_over and record.end is not None:
-        items = [item for item in _at_end(whole, record) if item.name not in ignoring]
-        if any(item.what not in _HARMLESS for item in items):
+        items = _told(_at_end(whole, record, rank=rank), ignoring)
+        if _do_harm(items):
             step = record.last_step
             return replace(first or differs(step, items, record.end), failed_at=step)
     return first
+
+
+def _told(items: Iterable[Item], ignoring: frozenset[str]) -> list[Item]:
+    """Without variables: they are causes, and no differences."""
+    return [i for i in items if i.name not in ignoring and i.what is not What.VARIABLE]
+
+
+def _do_harm(items: list[Item]) -> bool:
+    return any(item.what not in _HARMLESS for item in items)
 
 
 def _untracked(record: Record) -> State:
@@ -187,17 +193,16 @@ def _variables(whole: Record, record: Record, step: int, ignoring: frozenset[str
     return {}
 
 
-def _at_end(whole: Record, record: Record) -> list[Item]:
+def _at_end(whole: Record, record: Record, *, rank: int) -> list[Item]:
     assert record.end is not None
     items: list[Item] = []
     *_, (_, _, expected) = whole.steps()
     *_, (_, _, found) = record.steps()
-    if record.begin is None:  # it found nothing to train, and only its files are known
-        pass
-    elif record.last_step != whole.last_step:
+    if record.begin is not None and record.last_step != whole.last_step:
         counts = f"{whole.last_step} steps", f"{record.last_step} steps"
         items.append(Item(What.LENGTH, "of the run", *counts))
-    else:
+    elif record.num_steps or (record.begin is not None and not rank):
+        # Where nothing was trained, other ranks hold rank 0's buffers, which DDP would broadcast.
         items += changes(expected, found)
     if whole.end is not None:
         items += _files(whole.end.files or {}, record.end.files or {})

@@ -172,7 +172,8 @@ class Trial:
             self._say("they differ; once more, with the hash seed of the first")
             third = self._live("whole-3", Plan(home="", hash_seed=first.plan.hash_seed))
             is_by_hash = third.code == 0 and self._compare(third, is_over=True) is None
-        causes = why_not_deterministic(difference, is_by_hash=is_by_hash)
+        evidence = Evidence(difference, self._whole[difference.rank])
+        causes = why_not_deterministic(evidence, is_by_hash=is_by_hash)
         return self._verdict(Outcome.NOT_DETERMINISTIC, difference, tuple(causes))
 
     def _tell_ignored(self) -> None:
@@ -194,7 +195,8 @@ class Trial:
             lived = self._live("killed", plan, kill)
             self._align(lived)
             self._told_restored(lived, number)
-            is_over = 0 <= plan.die_at <= lived.main.last_step
+            last_step = max((one.last_step for one in lived.records.values()), default=0)
+            is_over = 0 <= plan.die_at <= last_step
             died = lived.was_killed or is_over or (plan.tear_at >= 0 and lived.code != 0)
             if not died and lived.code != 0:
                 cause = why_not_resumed(lived.tail, was_torn=torn_before, was_over=was_over)
@@ -207,10 +209,10 @@ class Trial:
             if not died:
                 break
             torn_before, was_over = plan.tear_at >= 0, is_over
-            reached = max(reached, lived.main.last_step)
+            reached = max(reached, last_step)
             how = _how(plan, kill, ranks=self._settings.ranks)
-            self._deaths.append(Death(lived.main.last_step, how, None))
-            self._say(f"killed after step {lived.main.last_step} ({how})")
+            self._deaths.append(Death(last_step, how, None))
+            self._say(f"killed after step {last_step} ({how})")
         if harmless is not None:
             self._notes.append(
                 f"{harmless.first}, at step {harmless.step} after a restore, made no difference"

@@ -138,10 +138,19 @@ def test_only_where_nothing_else_differs_a_kernel_may_have() -> None:
 
 
 def test_the_cause_of_runs_that_differ_names_what_differs() -> None:
-    def causes(other: Line, *, is_by_hash: bool = False) -> list[str]:
-        found = first_difference({0: record(0, 9)}, {0: record(0, 9, step5=other)}, is_over=True)
+    def begin(numpy: str) -> Line:
+        return line(0, "begin", state={"rng.numpy": numpy})
+
+    def causes(other: Line, *, is_by_hash: bool = False, draws: bool = False) -> list[str]:
+        whole = record(0, 9, begin=begin("a"))
+        if draws:
+            whole = record(0, 9, begin=begin("a"), step5=line(5, state={"rng.numpy": "drawn"}))
+        again = record(0, 9, begin=begin("b"), step5=other)
+        ignoring = frozenset({"rng.numpy"})
+        found = first_difference({0: whole}, {0: again}, is_over=True, ignoring=ignoring)
         assert found is not None
-        return [f"{c.name}: {c.text}" for c in why_not_deterministic(found, is_by_hash=is_by_hash)]
+        causes = why_not_deterministic(Evidence(found, whole), is_by_hash=is_by_hash)
+        return [f"{cause.name}: {cause.text}" for cause in causes]
 
     (by_hash,) = causes(line(5, losses=("0.7",)), is_by_hash=True)
     assert by_hash.startswith("hash-seed: Loss of the iteration differs with Python's hash seed")
@@ -150,6 +159,8 @@ def test_the_cause_of_runs_that_differ_names_what_differs() -> None:
     setting = {"opt.param_groups.0.lr": "0.3"}
     (clock,) = causes(line(5, state=setting))
     assert clock.startswith("clock: Setting opt.param_groups.0.lr differs although")
+    (unseeded,) = causes(line(5, losses=("0.7",)), draws=True)
+    assert unseeded.endswith("these differed already: rng.numpy.")
 
 
 def test_samples_are_named_before_what_follows_from_them() -> None:
