@@ -47,6 +47,10 @@ class Evidence:
         items = changes(one.before[1], one.begin[1])
         return [item for item in items if item.what not in (What.GENERATOR, What.VARIABLE)]
 
+    def not_restored_tensors(self) -> list[str]:
+        """Names of the tensors among it."""
+        return [item.name for item in self.not_restored() if item.what is What.TENSOR]
+
     def untracked(self) -> Iterator[tuple[str, str]]:
         """(name, kind) of objects with a state that no checkpoint holds, and that differ."""
         differing = [item.name for item in (*self.not_restored(), *self.items)]
@@ -76,7 +80,19 @@ def likely_causes(evidence: Evidence) -> list[Cause]:
     causes = [cause for cause in found if cause is not None]
     if not causes and (cause := _variables(evidence)) is not None:
         return [cause]  # beside others they would mislead: most that differ do no harm
-    return causes or [_COMPUTED if evidence.of(What.TENSOR, What.LOSS) else _UNKNOWN]
+    return causes or [_last_resort(evidence)]
+
+
+def _last_resort(evidence: Evidence) -> Cause:
+    wrong = evidence.not_restored_tensors()
+    if wrong:
+        return Cause(
+            "not-restored",
+            f"Right after the restore, these are not what they were: {_listed(wrong)}.",
+            "Restore after whatever initialises them; checkfreq diff compares two checkpoints.",
+        )
+    is_computed = {item.what for item in evidence.items} <= {What.TENSOR, What.LOSS}
+    return _COMPUTED if is_computed else _UNKNOWN
 
 
 _COMPUTED = Cause(
@@ -441,8 +457,7 @@ def why_not_deterministic(evidence: Evidence, *, is_by_hash: bool) -> list[Cause
                 "sorted(...) where a set is iterated over; hashlib instead of hash().",
             )
         ]
-    tensors = [item.name for item in evidence.not_restored() if item.what is What.TENSOR]
-    if names := tensors or _drawn(evidence):
+    if names := evidence.not_restored_tensors() or _drawn(evidence):
         return [
             Cause(
                 "unseeded",

@@ -135,6 +135,9 @@ def test_flags_of_a_module_are_no_kernel() -> None:
 def test_only_where_nothing_else_differs_a_kernel_may_have() -> None:
     _, cause = causes_of(record(0, 9), record(4, 9, step5=line(5, losses=("0.7",))))
     assert cause.startswith("computed-otherwise: ")
+    begin = line(4, "begin", state={"model.weight": "float32[2, 2] other"})
+    _, cause = causes_of(record(0, 9), record(4, 9, begin=begin, step5=line(5, losses=("0.7",))))
+    assert cause.endswith("these are not what they were: model.weight.")
 
 
 def test_the_cause_of_runs_that_differ_names_what_differs() -> None:
