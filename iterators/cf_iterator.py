@@ -20,7 +20,7 @@ from iterators.loop.boundaries import Boundaries
 from iterators.loop.boundary_rule import BoundaryRule
 from iterators.loop.cursor import Cursor, EpochReport
 from iterators.loop.passes import PassState
-from iterators.loop.restore_log import log_changes, log_seeds
+from iterators.loop.restore_log import log_changes, log_nothing_left, log_seeds
 from iterators.loop.runner import PassRunner
 from iterators.order.epoch import Int64
 from iterators.order.position import Position, merge_saved
@@ -262,6 +262,8 @@ class CFIterator:
         live = self._cursor.live
         if not live.place:
             self._boundaries.set_generators_before_epoch(pending=live.uncommitted)
+        if self.epoch >= total and not self._boundaries.is_over:
+            log_nothing_left(self.name, total)
         while (epoch := self.epoch) < total and not self._boundaries.is_over:
             yield epoch
             runner.tail.ends()

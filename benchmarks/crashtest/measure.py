@@ -4,7 +4,7 @@
 
 The whole command, with its default of four kills, each start of the script a new process that
 imports torch. ``script_s``: the script alone. The arms: a clean script, on one rank and on two; one
-whose fault shows at once; one whose fault shows at the end of an epoch, and is searched for.
+whose fault shows at once; one whose fault shows at the end of an epoch.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/crashtest/script.py --steps 200 --wait 0.04 [--fault NAME]
 
 Waiting stands for an accelerator that computes. ``forgotten-scheduler`` differs at once after a
-restore; ``validation-draws`` only at the end of the epoch, and is searched for.
+restore; ``validation-draws`` only at the end of the epoch.
 """
 
 from __future__ import annotations

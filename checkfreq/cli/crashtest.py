@@ -40,7 +40,7 @@ def signal_number(given: str) -> int:
     default=4,
     show_default=True,
     metavar="N",
-    help="How often to kill it.",
+    help="How often to kill it in training.",
 )
 @click.option(
     "--seed", type=int, default=0, show_default=True, metavar="N", help="Chooses the instants."
@@ -102,9 +102,9 @@ def signal_number(given: str) -> int:
 def command(command_line: tuple[str, ...], as_json: bool, keep: str | None, **given: Any) -> int:
     """Find out whether a training script resumes exactly.
 
-    Runs COMMAND twice to its end, then again with kills at random instants, and compares state,
-    samples, losses and random generators at each step. Says "resumes exactly", or names the first
-    thing that differs and the likely cause. The script needs no change; its own checkpoint
+    Runs COMMAND twice to its end, then again with kills at random instants and one after its last
+    checkpoint. Says "resumes exactly" if state and losses are the same at each step, or names the
+    first thing that differs and the likely cause. The script needs no change; its own checkpoint
     directory is not touched. Exit status: 0 it resumes exactly; 1 it does not, or it is not
     deterministic; 2 it fails by itself, or cannot be tested.
     """

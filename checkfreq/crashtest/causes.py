@@ -7,11 +7,11 @@ at what the two runs did up to there. It says what it found, or nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from checkfreq.crashtest.compare import Difference, Item, What, changes
-from checkfreq.crashtest.history import Line, Record, State
+from checkfreq.crashtest.compare import Difference, Item, Pairs, What, changes
+from checkfreq.crashtest.history import Line, Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,48 +25,34 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the rules look at. ``failed``: the end of the output of a life that could not go on."""
+    """What the rules look at. ``whole``: the record of the rank that differs."""
 
-    difference: Difference | None
+    difference: Difference
     whole: Record = field(default_factory=Record)
-    failed: str = ""
-    was_torn: bool = False
 
     @property
     def items(self) -> tuple[Item, ...]:
         """What differs at the first boundary that does."""
-        return self.difference.items if self.difference else ()
+        return self.difference.items
 
-    def has(self, *kinds: What) -> bool:
-        """Whether something of these kinds differs."""
-        return any(item.what in kinds for item in self.items)
+    def of(self, *kinds: What) -> Item | None:
+        """The first thing of these kinds that differs."""
+        return next((item for item in self.items if item.what in kinds), None)
 
     def not_restored(self) -> list[Item]:
         """State that was not right from the start: before anything was trained."""
         one = self.difference
-        if one is None or one.before is None or one.begin is None:
+        if one.before is None or one.begin is None:
             return []
         items = changes(one.before[1], one.begin[1])
-        return [item for item in items if item.what is not What.GENERATOR]
+        return [item for item in items if item.what not in (What.GENERATOR, What.VARIABLE)]
 
-    def values(self) -> dict[str, tuple[str, str]]:
-        """The user's variables that were not the same at the step that was restored."""
-        one = self.difference
-        if one is None or one.before is None or one.begin is None:
-            return {}
-        return _pairs(one.before[0].values, one.begin[0].values)
-
-    def values_after(self) -> dict[str, tuple[str, str]]:
-        """The user's variables that are not the same where the difference shows."""
-        one = self.difference
-        if one is None or one.expected is None or one.found is None:
-            return {}
-        return _pairs(one.expected.values, one.found.values)
+    def not_restored_tensors(self) -> list[str]:
+        """Names of the tensors among it."""
+        return [item.name for item in self.not_restored() if item.what is What.TENSOR]
 
     def untracked(self) -> Iterator[tuple[str, str]]:
         """(name, kind) of objects with a state that no checkpoint holds, and that differ."""
-        if self.difference is None:
-            return
         differing = [item.name for item in (*self.not_restored(), *self.items)]
         for name, kind in self.difference.untracked.items():
             of_it = f"{name}."
@@ -76,7 +62,7 @@ class Evidence:
     def _is_restored(self, prefix: str) -> bool:
         """Whether some of an object came back: it is saved, as scripts without a manager do."""
         one, at_start = self.difference, self.whole.at(0)
-        if one is None or one.before is None or one.begin is None or at_start is None:
+        if one.before is None or one.begin is None or at_start is None:
             return False
         first, expected, found = at_start[1], one.before[1], one.begin[1]
         return any(
@@ -85,43 +71,54 @@ class Evidence:
         )
 
 
-def _pairs(one: State | None, other: State | None) -> dict[str, tuple[str, str]]:
-    if one is None or other is None:
-        return {}
-    return {k: (one[k], other[k]) for k in one if k in other and one[k] != other[k]}
-
-
 Rule = Callable[[Evidence], Cause | None]
 
 
 def likely_causes(evidence: Evidence) -> list[Cause]:
-    """What may be behind it, the likeliest first."""
+    """What may be behind a difference, the likeliest first."""
     found = (rule(evidence) for rule in RULES)
     causes = [cause for cause in found if cause is not None]
-    if any(cause.name not in _LAST_RESORTS for cause in causes):
-        causes = [cause for cause in causes if cause.name not in _LAST_RESORTS]
-    return causes or ([_UNKNOWN] if evidence.difference else [])
+    if not causes and (cause := _variables(evidence)) is not None:
+        return [cause]  # beside others they would mislead: most that differ do no harm
+    return causes or [_last_resort(evidence)]
 
 
-_LAST_RESORTS = ("untracked-variable", "non-deterministic-kernel", "generator")
+def _last_resort(evidence: Evidence) -> Cause:
+    wrong = evidence.not_restored_tensors()
+    if wrong:
+        return Cause(
+            "not-restored",
+            f"Right after the restore, these are not what they were: {_listed(wrong)}.",
+            "Restore after whatever initialises them; checkfreq diff compares two checkpoints.",
+        )
+    is_computed = {item.what for item in evidence.items} <= {What.TENSOR, What.LOSS}
+    return _COMPUTED if is_computed else _UNKNOWN
+
+
+_COMPUTED = Cause(
+    "computed-otherwise",
+    "Batch, generators, settings, variables and the state that was restored are the same: what is "
+    "computed from them is not. A kernel may add in another order in each process, or where a "
+    "tensor lies otherwise in memory.",
+    "torch.use_deterministic_algorithms(True); the same number of threads; "
+    "torch.backends.cudnn.benchmark = False.",
+)
 _UNKNOWN = Cause(
     "untracked-state",
     "Training depends on something that no checkpoint holds, and that is in none of the variables "
     "that could be looked at.",
-    "Look for state in C++ libraries, in files, on other machines; for kernels that are not "
-    "deterministic: torch.use_deterministic_algorithms(True).",
+    "Look for state in C++ libraries, in files, on other machines.",
 )
 
 
 # ---- the save
 
 
-def _unreadable(evidence: Evidence) -> Cause | None:
-    if not evidence.failed:
-        return None
-    last = [line for line in evidence.failed.splitlines() if line.strip()][-1:]
+def why_not_resumed(output: str, *, was_torn: bool, was_over: bool) -> Cause:
+    """Why a script ends with an error when it is started again. ``output``: the end of it."""
+    last = [line for line in output.splitlines() if line.strip()][-1:]
     said = last[0].strip() if last else "no output"
-    if evidence.was_torn or _TORN.search(evidence.failed):
+    if was_torn or _TORN.search(output):
         return Cause(
             "non-durable-save",
             "The script was killed in the middle of writing its checkpoint, and could not read "
@@ -129,6 +126,14 @@ def _unreadable(evidence: Evidence) -> Cause | None:
             "Write to another name in the same folder, sync the file, rename it over the old one, "
             "and sync the folder; keep the checkpoint before it. checkfreq.helpers.atomic_save and "
             "CFManager do that.",
+        )
+    if was_over:
+        return Cause(
+            "fails-when-done",
+            "Killed after its last checkpoint, the script has nothing left to train when it is "
+            f"started again, and what follows the loop fails: {said}",
+            "Give each variable that is set in the loop, and used after it, a value before the "
+            "loop.",
         )
     return Cause(
         "resume-fails",
@@ -143,20 +148,11 @@ _TORN = re.compile(
 )
 
 
-def _lost_all(evidence: Evidence) -> Cause | None:
-    one = evidence.difference
-    if one is None or not evidence.was_torn or one.restored or one.first.what is not What.LENGTH:
-        return None
-    return Cause(
-        "non-durable-save", "After a kill in the middle of a save, training began anew.", ""
-    )
-
-
 def _torn_copy(evidence: Evidence) -> Cause | None:
     """Some of what was restored is right, and the rest is that of another step."""
     one = evidence.difference
     wrong = [item for item in evidence.not_restored() if item.what is What.TENSOR]
-    if one is None or not wrong:
+    if not wrong:
         return None
     named = {item.name: item.found for item in wrong}
     for step, line, state in evidence.whole.steps():
@@ -178,39 +174,32 @@ def _torn_copy(evidence: Evidence) -> Cause | None:
 
 
 def _untracked(evidence: Evidence) -> Cause | None:
-    """The likeliest of the objects that were not restored."""
-    found = [
-        (rank, name, what, variable, kind)
-        for variable, kind in evidence.untracked()
-        for rank, (pattern, name, what) in enumerate(_UNTRACKED)
-        if re.search(pattern, f"{kind} {variable}", re.IGNORECASE)
-    ]
+    """The objects that were not restored; optimizers, schedulers and the like before modules."""
+    found = sorted(evidence.untracked(), key=lambda one: "torch.nn.modules.module" in one[1])
     if not found:
         return None
-    _, name, what, variable, kind = min(found, key=lambda one: one[0])
-    title = kind.split()[0].rpartition(".")[2]
+    shown = [f"`{name}` ({kind.split()[0].rpartition('.')[2]})" for name, kind in found]
+    names = ", ".join(f"{name}={name}" for name, _ in found[:_MOST_SHOWN])
     return Cause(
-        name,
-        f"`{variable}`, {what} ({title}), is in no checkpoint: after a restore it starts anew.",
-        f"Track it: CFCheckpoint(..., {variable}={variable}), or save and load its state_dict().",
+        "untracked-object",
+        f"{_listed(shown)} {'is' if len(shown) == 1 else 'are'} in no checkpoint: after a restore "
+        f"{'it starts' if len(shown) == 1 else 'they start'} anew.",
+        f"Track it: CFCheckpoint(..., {names}), or save and load its state_dict().",
     )
 
 
-#: What stands in the names of a class, its bases or the variable; the cause; what to call it.
-_UNTRACKED = (
-    (r"scaler", "lost-scaler", "a gradient scaler"),
-    (r"lr_scheduler|schedul", "forgotten-scheduler", "a scheduler"),
-    (r"torch\.optim\.(?!swa)", "untracked-optimizer", "an optimizer"),
-    (r"AveragedModel|ema|swa", "missing-ema", "an average of the weights"),
-    (r"", "untracked-object", "an object with a state"),
-)
+_MOST_SHOWN = 4
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_MOST_SHOWN]) + (", ..." if len(names) > _MOST_SHOWN else "")
 
 
 # ---- batches
 
 
 def _position(evidence: Evidence) -> Cause | None:
-    item = next((i for i in evidence.items if i.what is What.SAMPLES), None)
+    item = evidence.of(What.SAMPLES)
     if item is None:
         return None
     return _contents(evidence) if "of the same samples" in item.name else _other_order(evidence)
@@ -219,13 +208,13 @@ def _position(evidence: Evidence) -> Cause | None:
 def _other_order(evidence: Evidence) -> Cause | None:
     """Which step of the uninterrupted run had the batch that was served."""
     one = evidence.difference
-    if one is None or one.found is None or not one.found.served:
+    if one.found is None or not one.found.served:
         return None
     served = one.found.served[-1][1:]
     steps = [
         step
         for step, line, _ in evidence.whole.steps()
-        if line.kind == "step" and line.served and line.served[-1][1:] == served
+        if line.kind in ("step", "passed") and line.served and line.served[-1][1:] == served
     ]
     begins = _epochs(evidence.whole, one.found.served[-1][0])
     if steps and steps[0] < one.step and _place(steps[0], begins) == _place(one.step, begins):
@@ -264,8 +253,7 @@ def _place(step: int, begins: list[int]) -> int:
     return step - max(begin for begin in begins if begin <= step)
 
 
-def _contents(evidence: Evidence) -> Cause | None:
-    values = evidence.values()
+def _contents(evidence: Evidence) -> Cause:
     if seeded := _seeds(evidence):
         return Cause(
             "seed-in-dataset",
@@ -274,72 +262,106 @@ def _contents(evidence: Evidence) -> Cause | None:
             "Never seed a global generator in a dataset: CFIterator seeds them for each sample. A "
             "generator of your own, seeded with (seed, epoch, index), does no harm.",
         )
-    for name, (expected, found) in values.items():
-        is_generator = expected.startswith(("torch.Generator", "random.Random", "numpy "))
-        if is_generator or ".dataset." in f".{name}" or "transform" in name:
-            kind = "a generator of its own" if is_generator else f"{found} instead of {expected}"
-            return Cause(
-                "stateful-augmentation",
-                f"The samples are the same, what is made of them is not: `{name}` ({kind}) starts "
-                "anew in each process.",
-                "Draw augmentations from the global generators, which CFIterator seeds for each "
-                "sample, or seed your own with (seed, epoch, index) for each sample.",
-            )
+    of_data = {
+        name: pair
+        for name, pair in evidence.difference.variables.items()
+        if pair[0].startswith(_GENERATORS) or ".dataset." in f".{name}" or "transform" in name
+    }
+    what = (
+        f"{_variables_text(of_data)} of it start anew in each process"
+        if of_data
+        else ("the dataset keeps a state, or draws from a generator that is not restored")
+    )
     return Cause(
-        "unseeded-augmentation",
-        "The samples are the same, what is made of them is not: the dataset keeps a state, or "
-        "draws from a generator that is not restored.",
-        "Let a sample depend on (seed, epoch, index) alone.",
+        "stateful-augmentation",
+        f"The samples are the same, what is made of them is not: {what}.",
+        "Let a sample depend on (seed, epoch, index) alone: draw from the global generators, which "
+        "CFIterator seeds for each sample, or seed a generator of your own for each.",
     )
 
 
-# ---- counted anew in each process
+_GENERATORS = ("torch.Generator", "random.Random", "numpy ")
 
 
-def _batch_index(evidence: Evidence) -> str:
-    """The name of a whole number that is counted in each process; "" if there is none."""
-    both = {**evidence.values_after(), **evidence.values()}
-    for name, (expected, found) in both.items():
-        if _NUMBER.fullmatch(expected) and _NUMBER.fullmatch(found) and int(expected) > int(found):
-            return name
-    return ""
+# ---- variables
 
 
-def _named_index(evidence: Evidence) -> str:
-    """What a sentence about an index ends with, if its name is known."""
-    index = _batch_index(evidence)
-    return f": `{index}` is counted from 0 in each process" if index else ""
+def _length(evidence: Evidence) -> Cause | None:
+    item = evidence.of(What.LENGTH)
+    if item is None:
+        return None
+    found = evidence.difference.variables
+    seen = f" ({_variables_text(found)})" if found else ""
+    if item.found != "more":
+        return Cause(
+            "shorter-run",
+            f"The resumed run ends after {item.found}, and an uninterrupted one after "
+            f"{item.expected}: what ends it is not restored{seen}.",
+            "Track what the loop counts or waits for: a dict is restored in place.",
+        )
+    return Cause(
+        "longer-run",
+        f"The resumed run goes on beyond the {item.expected} of an uninterrupted one: its loop "
+        f"counts epochs or steps anew in each process{seen}.",
+        "for epoch in train_loader.epochs(n), or while cf_manager.global_step < n; without them, "
+        "range(first_epoch, n) with a first epoch that is saved.",
+    )
 
 
+def _variables(evidence: Evidence) -> Cause | None:
+    found = evidence.difference.variables
+    if not found or evidence.of(What.LENGTH):
+        return None
+    flags = {name: pair for name, pair in found.items() if _FLAG.search(name)}
+    if flags:
+        return Cause(
+            "module-flag",
+            f"A flag of a module is not what it is in an uninterrupted run: "
+            f"{_variables_text(flags)}.",
+            "Set it from what is restored, at the beginning of each epoch: model.train() or "
+            "model.eval(), and parameter.requires_grad_(...).",
+        )
+    enumerates = (
+        " Python's enumerate() starts at 0 in a resumed epoch: use train_loader.enumerate() or "
+        "train_loader.batch, which go on."
+        if any(_is_counter(*pair) for pair in found.values())
+        else ""
+    )
+    return Cause(
+        "untracked-variable",
+        f"Where training goes on after a restore, these variables are not what they are in an "
+        f"uninterrupted run: {_variables_text(found)}.",
+        "Track what training depends on: a dict is restored in place, and an object with "
+        f"state_dict() and load_state_dict() too.{enumerates}",
+    )
+
+
+_FLAG = re.compile(r"\.(training|requires_grad)$")
 _NUMBER = re.compile(r"\d{1,15}")
-_ENUMERATE = (
-    "Python's enumerate() starts at 0 in a resumed epoch: use train_loader.enumerate() or "
-    "train_loader.batch, which go on; or a counter that is tracked."
-)
 
 
-def _accumulation(evidence: Evidence) -> Cause | None:
-    if not evidence.has(What.NUM_BATCHES):
-        return None
-    item = next(i for i in evidence.items if i.what is What.NUM_BATCHES)
-    return Cause(
-        "accumulation-by-enumerate",
-        f"A weight update used {item.found} batches instead of {item.expected}: gradients are "
-        f"accumulated by an index that starts anew after a restore{_named_index(evidence)}.",
-        _ENUMERATE,
-    )
+def _is_counter(expected: str, found: str) -> bool:
+    """Whether a whole number may be counted anew in each process."""
+    both = _NUMBER.fullmatch(expected) and _NUMBER.fullmatch(found)
+    return bool(both) and int(expected) > int(found)
 
 
-def _learning_rate(evidence: Evidence) -> Cause | None:
-    item = next((i for i in evidence.items if i.what is What.SETTING), None)
-    if item is None or any(evidence.untracked()):
-        return None
-    return Cause(
-        "lr-from-batch-index",
-        f"{item.name} is {item.found} instead of {item.expected}, and no scheduler sets it: it is "
-        f"computed from an index that starts anew after a restore{_named_index(evidence)}.",
-        f"{_ENUMERATE} Better, use a scheduler, and track it.",
-    )
+def _variables_text(variables: Pairs) -> str:
+    """Tensors and generators first, then what the script's own variables hold directly."""
+
+    def weight(name: str) -> tuple[bool, int, str]:
+        return not _is_digest(variables[name][0]), name.count("."), name
+
+    shown = []
+    for name in sorted(variables, key=weight):
+        expected, found = variables[name]
+        is_told = _is_digest(expected) or len(expected) + len(found) > 60
+        shown.append(f"`{name}`" if is_told else f"`{name}` ({found} instead of {expected})")
+    return _listed(shown)
+
+
+def _is_digest(text: str) -> bool:
+    return text.startswith(_GENERATORS) or "[" in text.partition(" ")[0]
 
 
 # ---- generators
@@ -348,15 +370,14 @@ def _learning_rate(evidence: Evidence) -> Cause | None:
 def _seeds(evidence: Evidence) -> str:
     """What was seeded in one run alone."""
     one = evidence.difference
-    if one is None or one.expected is None or one.found is None:
+    if one.expected is None or one.found is None:
         return ""
-    for place in _extra(one.found.seeds, one.expected.seeds):
-        where = f"{place[0]} was called at {place[1]}"
-        return f"{where}, and not at step {one.step} of an uninterrupted run"
+    for call, place in _extra(one.found.seeds, one.expected.seeds):
+        return f"{call} was called at {place}, and not at step {one.step} of an uninterrupted run"
     return ""
 
 
-def _extra(more: tuple[object, ...], fewer: tuple[object, ...]) -> Iterator[tuple[str, str]]:
+def _extra(more: Sequence[object], fewer: Sequence[object]) -> Iterator[tuple[str, str]]:
     there = [repr(one) for one in fewer]
     for one in more:
         if repr(one) in there:
@@ -367,7 +388,7 @@ def _extra(more: tuple[object, ...], fewer: tuple[object, ...]) -> Iterator[tupl
 
 def _seeded_again(evidence: Evidence) -> Cause | None:
     said = _seeds(evidence)
-    if not said or not evidence.has(What.GENERATOR, What.LOSS, What.SAMPLES):
+    if not said or not evidence.of(What.GENERATOR, What.LOSS, What.SAMPLES):
         return None
     return Cause(
         "seeded-again",
@@ -379,18 +400,17 @@ def _seeded_again(evidence: Evidence) -> Cause | None:
 
 def _loader_draws(evidence: Evidence) -> Cause | None:
     one = evidence.difference
-    if one is None or one.expected is None or one.found is None:
-        return None
-    if not evidence.has(What.GENERATOR):
+    if one.expected is None or one.found is None or not evidence.of(What.GENERATOR):
         return None
     drawing = [_drawing(line) for line in (one.expected, one.found)]
     if drawing[0] == drawing[1]:
         return None
     name = next(iter({*drawing[0]} ^ {*drawing[1]}), ("a loader", ""))
     runs = "the resumed run and not in" if name in drawing[1] else "the uninterrupted run and not"
+    place = f" at {name[1]}" if name[1] else ""
     return Cause(
         "loader-draws",
-        f"Starting {name[0]} at {name[1]} draws from torch's global generator in {runs} the other: "
+        f"Starting {name[0]}{place} draws from torch's global generator in {runs} the other: "
         "with persistent workers, only the first start of a process draws.",
         "Put validation under `with isolated_rng():`, or give that loader a generator of its own: "
         "DataLoader(..., generator=torch.Generator()).",
@@ -402,8 +422,9 @@ def _drawing(line: Line) -> tuple[tuple[str, str], ...]:
 
 
 def _generator(evidence: Evidence) -> Cause | None:
-    item = next((i for i in evidence.items if i.what is What.GENERATOR), None)
-    if item is None or evidence.has(What.SAMPLES, What.LOSS, What.SETTING, What.NUM_BATCHES):
+    item = evidence.of(What.GENERATOR)
+    others = (What.SAMPLES, What.LOSS, What.SETTING, What.BATCHES, What.BACKWARDS)
+    if item is None or evidence.of(*others) or evidence.difference.variables:
         return None
     return Cause(
         "generator",
@@ -413,80 +434,86 @@ def _generator(evidence: Evidence) -> Cause | None:
     )
 
 
-# ---- the rest
-
-
-def _variable(evidence: Evidence) -> Cause | None:
-    values = evidence.values()
-    if not values or evidence.difference is None:
-        return None
-    shown = [f"`{name}` ({found} instead of {one})" for name, (one, found) in values.items()]
-    return Cause(
-        "untracked-variable",
-        f"Variables of the script that no checkpoint restores: {', '.join(shown[:4])}"
-        f"{', ...' if len(shown) > 4 else ''}.",
-        "If training depends on one of them, track it: a dict is restored in place.",
-    )
-
-
-def _kernel(evidence: Evidence) -> Cause | None:
-    if evidence.has(What.SAMPLES, What.GENERATOR, What.SETTING, What.NUM_BATCHES, What.OBJECT):
-        return None
-    if not evidence.has(What.TENSOR, What.LOSS) or evidence.not_restored():
-        return None
-    return Cause(
-        "non-deterministic-kernel",
-        "Batch, generators and settings are the same, and so was the state that was restored: what "
-        "is computed from them is not. A kernel may add in another order in each process.",
-        "torch.use_deterministic_algorithms(True); the same number of threads; "
-        "torch.backends.cudnn.benchmark = False.",
-    )
-
-
 RULES: tuple[Rule, ...] = (
-    _unreadable,
-    _lost_all,
     _torn_copy,
     _untracked,
-    _accumulation,
     _position,
-    _learning_rate,
+    _length,
     _seeded_again,
     _loader_draws,
     _generator,
-    _variable,
-    _kernel,
 )
 
 
-def why_not_deterministic(difference: Difference) -> Cause:
-    """Why two uninterrupted runs differ."""
-    one = difference
-    begins = one.before, one.begin
-    if begins[0] is not None and begins[1] is not None:
-        at_begin = [*changes(begins[0][1], begins[1][1])]
-        if any(item.what is What.GENERATOR for item in at_begin):
-            return Cause(
+def why_not_deterministic(evidence: Evidence, *, is_by_hash: bool) -> list[Cause]:
+    """Why two uninterrupted runs differ. ``is_by_hash``: they do not with the same hash seed."""
+    one = evidence.difference
+    if is_by_hash:
+        return [
+            Cause(
+                "hash-seed",
+                f"{_first(one)} differs with Python's hash seed, which is another one in each "
+                "process: the script depends on the order of a set, or on hash().",
+                "sorted(...) where a set is iterated over; hashlib instead of hash().",
+            )
+        ]
+    if names := evidence.not_restored_tensors() or _drawn(evidence):
+        return [
+            Cause(
                 "unseeded",
-                "The random generators are not seeded: they differ before the first iteration.",
+                f"Before the first iteration these differed already: {_listed(names)}.",
                 "torch.manual_seed(0), and random.seed, numpy.random.seed if they are used, at the "
-                "start of the script.",
+                "start of the script, before the model is made.",
             )
-        if at_begin:
-            return Cause(
-                "unseeded",
-                f"{at_begin[0].name} differs before the first iteration.",
-                "Seed before the model is made.",
-            )
+        ]
     if one.first.what is What.SAMPLES:
-        return Cause(
-            "unseeded-data",
-            f"The data differs ({one.first.name}): a shuffle or an augmentation is not seeded.",
-            "Seed it, or use CFIterator, which seeds each sample.",
-        )
-    return Cause(
+        return [
+            Cause(
+                "unseeded-data",
+                f"The data differs ({one.first.name}): a shuffle or an augmentation is not seeded.",
+                "Seed it, or use CFIterator, which seeds each sample.",
+            )
+        ]
+    return _clock_or_kernel(one)
+
+
+def _drawn(evidence: Evidence) -> list[str]:
+    """Generators that were not the same from the start, and that training draws from."""
+    one, then = evidence.difference, evidence.whole.at(evidence.difference.step)
+    if one.before is None or one.begin is None:
+        return []
+    started = one.before[1]
+    return [
+        item.name
+        for item in changes(started, one.begin[1])
+        if item.what is What.GENERATOR
+        and (then is None or then[1].get(item.name) != started[item.name])
+    ]
+
+
+def _clock_or_kernel(one: Difference) -> list[Cause]:
+    numbers = {n: pair for n, pair in one.variables.items() if all(map(_REAL.fullmatch, pair))}
+    clock = Cause(
+        "clock",
+        f"{_first(one)} differs although batches and generators were the same: something that "
+        f"is another in each process has a say, as a clock is"
+        f"{': ' + _variables_text(numbers) if numbers else ''}.",
+        "Compute it from what is tracked: cf_manager.global_step, the epoch, a scheduler.",
+    )
+    kernel = Cause(
         "non-deterministic-kernel",
-        f"{one.first.name} differs although batches and generators were the same: a kernel, a "
-        "thread or the time of day has a say.",
+        f"{_first(one)} differs although batches, generators and settings were the same: a kernel "
+        "or a thread may add in another order each time.",
         "torch.use_deterministic_algorithms(True); torch.backends.cudnn.benchmark = False.",
     )
+    if one.first.what is What.SETTING:
+        return [clock]
+    return [clock, kernel] if numbers else [kernel, clock]
+
+
+_REAL = re.compile(r"-?\d+\.\d*(e[+-]?\d+)?")
+
+
+def _first(one: Difference) -> str:
+    text = one.first.subject
+    return f"{text[0].upper()}{text[1:]}"

@@ -45,7 +45,7 @@ def flatten(value: Any, path: str, into: dict[str, str], level: int = 0) -> None
     if isinstance(value, Tensor):
         into[path] = tensor_text(value)
     elif isinstance(value, dict) and level < _MOST_LEVELS:
-        for key, item in value.items():
+        for key, item in dict.items(value):
             flatten(item, f"{path}.{key}", into, level + 1)
     elif isinstance(value, list | tuple) and level < _MOST_LEVELS:
         if len(value) > _MOST_ITEMS and not any(isinstance(v, Tensor | dict) for v in value):
@@ -68,7 +68,7 @@ def plain_text(value: Any) -> str:
             return repr(value.item())
         return f"{value.dtype}{list(value.shape)} {xxh3_64_hexdigest(value.tobytes())}"
     if isinstance(value, set | frozenset):
-        return f"a set of {len(value)}"
+        return f"a set of {len(value)} {digest_of(repr(sorted(map(repr, value))))}"
     return f"a {type(value).__qualname__}"
 
 
@@ -103,12 +103,13 @@ def generators() -> dict[str, str]:
 
 def generator_text(value: Any) -> str | None:
     """A digest of a random generator of the user's own; None for any other object."""
-    if isinstance(value, torch.Generator):
+    kind = type(value)
+    if issubclass(kind, torch.Generator):
         return "torch.Generator " + tensor_text(value.get_state()).rpartition(" ")[2]
-    if isinstance(value, random.Random):
+    if issubclass(kind, random.Random):
         return "random.Random " + digest_of(repr(value.getstate()))
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.random.Generator | numpy.random.RandomState):
+    if numpy is not None and issubclass(kind, numpy.random.Generator | numpy.random.RandomState):
         bits = getattr(value, "bit_generator", None)
         state = bits.state if bits is not None else value.get_state(legacy=False)
         leaves: dict[str, str] = {}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from checkfreq.crashtest.plan import VARIABLES
 
 State: TypeAlias = Mapping[str, str]
 
@@ -17,23 +19,24 @@ class Line:
 
     kind: str
     step: int
-    digest: str = ""
     key: str = ""
     changed: State = field(default_factory=dict)
-    gone: tuple[str, ...] = ()
-    batches: tuple[Any, ...] = ()
-    fetched: tuple[Any, ...] = ()
-    starts: tuple[Any, ...] = ()
-    losses: tuple[str, ...] = ()
-    seeds: tuple[Any, ...] = ()
-    values: State | None = None
+    gone: Sequence[str] = ()
+    batches: Sequence[Any] = ()
+    fetched: Sequence[Any] = ()
+    starts: Sequence[Any] = ()
+    losses: Sequence[str] = ()
+    seeds: Sequence[Any] = ()
     files: Mapping[str, State] | None = None
     untracked: State = field(default_factory=dict)
 
     @property
-    def served(self) -> tuple[Any, ...]:
+    def served(self) -> Sequence[Any]:
         """What training was given: by CFIterator, or else by any DataLoader."""
         return self.batches or self.fetched
+
+
+_FIELDS = {one.name for one in fields(Line)}
 
 
 @dataclass(slots=True)
@@ -42,6 +45,8 @@ class Record:
 
     lines: list[Line] = field(default_factory=list)
     has_manager: bool = False
+    #: What went wrong in the recorder.
+    failures: list[str] = field(default_factory=list)
     #: The process, and when it started (`plan.started`).
     pid: int = 0
     started: int = 0
@@ -51,7 +56,7 @@ class Record:
     @property
     def begin(self) -> Line | None:
         """What it went on from; None if it did not get so far."""
-        return self.lines[0] if self.lines else None
+        return self.lines[0] if self.lines and self.lines[0].kind == "begin" else None
 
     @property
     def first_step(self) -> int:
@@ -69,24 +74,28 @@ class Record:
         return self.lines[-1] if self.lines and self.lines[-1].kind == "end" else None
 
     def steps(self) -> Iterator[tuple[int, Line, State]]:
-        """Each line whose state was read, with its step and its whole state."""
+        """Each line with its step and its whole state, which is empty where it was not read."""
         state: dict[str, str] = {}
         for line in self.lines:
             if line.kind == "passed":
+                yield line.step + self.shift, line, {}
                 continue
-            if line.kind == "begin":
-                state = {}
             state = {**state, **line.changed}
             for name in line.gone:
                 state.pop(name, None)
             yield line.step + self.shift, line, state
 
     def at(self, step: int) -> tuple[Line, State] | None:
-        """The boundary of a step; of step 0, or where a life went on, its beginning."""
+        """The boundary of a step whose state was read; where a life went on, its beginning."""
         for number, line, state in self.steps():
-            if number == step and line.kind != "end":
-                return line, dict(state)
+            if number == step and line.kind in ("begin", "step"):
+                return line, state
         return None
+
+    def has_variables(self, step: int) -> bool:
+        """Whether the user's variables were read at a boundary."""
+        found = self.at(step)
+        return found is not None and any(name.startswith(VARIABLES) for name in found[1])
 
     def keys(self) -> dict[str, int]:
         """The step of each state of the parameters."""
@@ -118,27 +127,10 @@ def _record(data: bytes) -> Record:
             record.pid, record.started = line["pid"], line["started"]
         elif kind == "manager":
             record.has_manager = True
+        elif kind == "failed":
+            record.failures.append(line["error"])
         elif kind != "held":
             if kind == "begin":
                 record.lines.clear()
-            record.lines.append(_line(line))
+            record.lines.append(Line(**{k: v for k, v in line.items() if k in _FIELDS}))
     return record
-
-
-def _line(line: Mapping[str, Any]) -> Line:
-    return Line(
-        kind=line["kind"],
-        step=line["step"],
-        digest=line.get("digest", ""),
-        key=line.get("key", ""),
-        changed=line.get("state", {}),
-        gone=tuple(line.get("gone", ())),
-        batches=tuple(line["batches"]),
-        fetched=tuple(line["fetched"]),
-        starts=tuple(line["starts"]),
-        losses=tuple(line["losses"]),
-        seeds=tuple(line["seeds"]),
-        values=line.get("values"),
-        files=line.get("files"),
-        untracked=line.get("untracked", {}),
-    )

@@ -5,13 +5,16 @@ Installed once, when torch has been imported under a crash test, and in no other
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
@@ -31,6 +34,7 @@ def install() -> Recorder:
         recorder = Recorder(folder, plan_in(folder))
         _installed.append(recorder)
         _hook_updates(recorder)
+        _hook_forwards(recorder)
         _hook_losses(recorder)
         _hook_seeds(recorder)
         _hook_loaders(recorder)
@@ -46,6 +50,16 @@ def _hook_updates(recorder: Recorder) -> None:
 
     register_optimizer_step_pre_hook(before)
     register_optimizer_step_post_hook(after)
+
+
+def _hook_forwards(recorder: Recorder) -> None:
+    def before(module: Any, args: Any) -> None:
+        # A compiler that traces this hook sees a constant here, and leaves the rest out.
+        if not torch.compiler.is_compiling() and torch.is_grad_enabled():
+            recorder.used()
+
+    register_module_forward_pre_hook(before)
+    warnings.filterwarnings("ignore", message=".*when there are global hooks on modules")
 
 
 def _hook_losses(recorder: Recorder) -> None:
@@ -112,8 +126,9 @@ def _hook_loaders(recorder: Recorder) -> None:
             return inner
         name = _name_of(self)
         recorder.before_fetch()
-        with recorder.draws_of(name):
-            inner = start(self)
+        recorder.before_start()
+        inner = start(self)
+        recorder.after_start(name)
         return _Watched(inner, name, recorder)
 
     kind.__iter__ = recorded
@@ -126,8 +141,7 @@ def _is_of_iterators(loader: Any) -> bool:
 
 
 def _name_of(loader: Any) -> str:
-    try:
+    size = ""
+    with contextlib.suppress(Exception):  # a dataset of the user's
         size = f", {len(loader.dataset)} samples"
-    except TypeError:
-        size = ""
     return f"DataLoader({type(loader.dataset).__name__}{size}, batch_size={loader.batch_size})"

@@ -96,7 +96,7 @@ def run(
     try:
         process = subprocess.Popen(
             [*command],
-            env=_environment(folder),
+            env=_environment(folder, plan),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -134,7 +134,7 @@ def end_all(root: Path) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def _environment(folder: Path, plan: Plan) -> dict[str, str]:
     inject = str(Path(__file__).parent / "inject")
     package = str(Path(checkfreq.__file__).parents[1])
     given = os.environ.get("PYTHONPATH", "")
@@ -144,7 +144,7 @@ def _environment(folder: Path) -> dict[str, str]:
         VARIABLE: str(folder),
         "PYTHONPATH": os.pathsep.join(path),
         "PYTHONUNBUFFERED": "1",
-        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
+        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", str(plan.hash_seed)),
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
 

@@ -11,12 +11,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from checkfreq.errors import ConfigError
 
 VARIABLE = "CHECKFREQ_CRASHTEST"
 #: In the folder of a life once the signal was sent that was to end it.
 SENT = "sent"
+#: In a record, what the names of the user's variables begin with; all else there is state.
+VARIABLES = "variable "
 _FILE = "plan.json"
 
 
@@ -30,7 +33,8 @@ class Plan:
     SIGKILL to oneself there. ``tear_at``: from there on, die in the write that makes a file larger
     than ``tear_bytes``. ``files``, ``pattern``: the folder and the files of a script that saves by
     itself. ``steps``: of such a script, the step of the uninterrupted run by a digest of the
-    parameters after it. ``every``: the state is read each so many steps.
+    parameters after it. ``reads``: the state is read there even if it is large. ``hash_seed``: of
+    Python's hashes, on which the order of sets depends; another one in each life, as starts have.
     """
 
     home: str
@@ -43,7 +47,8 @@ class Plan:
     files: str = ""
     pattern: str = ""
     steps: Mapping[str, int] = field(default_factory=dict)
-    every: int = 0
+    reads: tuple[int, ...] = ()
+    hash_seed: int = 0
 
     def write(self, folder: Path) -> None:
         """Leave it in the folder of a life."""
@@ -53,8 +58,9 @@ class Plan:
 def plan_in(folder: str) -> Plan:
     """The plan of a life. Raises ConfigError if the variable names no such folder."""
     try:
-        values = json.loads((Path(folder) / _FILE).read_text())
-        values["saves"], values["tries"] = tuple(values["saves"]), tuple(values["tries"])
+        values: dict[str, Any] = json.loads((Path(folder) / _FILE).read_text())
+        for name, value in values.items():
+            values[name] = tuple(value) if isinstance(value, list) else value
         return Plan(**values)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(

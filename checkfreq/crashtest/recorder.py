@@ -1,15 +1,20 @@
 """The recorder in a training process: a line per boundary, with the state and what led to it.
 
 With a manager, its boundaries count. Without one, a boundary is passed before a batch is fetched,
-if a weight was updated since the one before. Lines are JSON, appended to ``record-<rank>.jsonl``;
-each has the digest of the whole state and what changed of it since the line before. The first line
-is ``begin``: what a restore brought back, or what training starts with. Training thread only.
+or before an update where there is no loader, if a weight was updated since the one before. Lines
+are JSON, appended to ``record-<rank>.jsonl``; each has what changed of the state since the line
+before. The first line is ``begin``: what a restore brought back, or what training starts with.
+
+The user's variables are read where an iteration begins to compute: the script has restored and
+fetched by then, and nothing follows yet from what differs. Training thread only. What fails in here
+is told in the record, and does not reach the script.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -18,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,14 +39,30 @@ from checkfreq.crashtest.flat import (
     tensor_text,
 )
 from checkfreq.crashtest.found import Found, find, users_call, users_place
-from checkfreq.crashtest.plan import SENT, Plan, started
+from checkfreq.crashtest.plan import SENT, VARIABLES, Plan, started
+from checkfreq.snapshot.backends import is_capturing
 from checkfreq.state.checkpoint import CFCheckpoint
 
 #: Walks through the user's variables may take this long, and a share of the time beyond it.
 _WALKS_S, _WALKS_SHARE = 2.0, 0.2
 _HELD_S = 60.0
 _LOOK_S = 0.05
-_MOST_LISTED = 512
+_Method = TypeVar("_Method", bound=Callable[..., None])
+
+
+def _harmless(method: _Method) -> _Method:
+    """Does nothing in forks, nor while a CUDA graph is captured; an error is only recorded."""
+
+    @functools.wraps(method)
+    def guarded(self: Recorder, *args: Any, **kwargs: Any) -> None:
+        if not self.is_here or is_capturing():
+            return
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            self.failed(error)
+
+    return cast(_Method, guarded)
 
 
 class Recorder:
@@ -60,10 +81,12 @@ class Recorder:
         self._objects: dict[str, Any] = {}
         self._tracked: set[str] = set()
         self._told: dict[str, str] = {}
-        self._has_begun = self._has_ended = self._is_torn = False
+        self._has_begun = self._has_ended = self._is_torn = self._has_looked = False
+        self._variables: dict[str, str] = {}
+        self._before_start: dict[str, str] = {}
         self._step = self._num_updates = 0
         self._walks_s, self._began_s = 0.0, time.monotonic()
-        self._every = plan.every
+        self._every = 0
         self._clear()
         atexit.register(self.end)
 
@@ -74,35 +97,37 @@ class Recorder:
 
     # ---- from a manager
 
+    @_harmless
     def attach(self, chk: CFCheckpoint, *, rank: int, save: Callable[..., None]) -> None:
         """A manager was made: its boundaries count from now on."""
         self._chk, self._save, self._rank = chk, save, rank
         self._write({"kind": "manager"})
 
+    @_harmless
     def begin(self, step: int) -> None:
         """A restore ended, or training begins without one."""
-        if self.is_here and not self._has_begun:
+        if not self._has_begun:
             self._begin(step)
 
+    @_harmless
     def pass_boundary(self, step: int) -> None:
         """A boundary was passed, and the manager has done what it does there."""
-        if not self.is_here:
-            return
         if not self._has_begun:
             self._begin(step - 1)
         self._boundary(step)
 
+    @_harmless
     def delivered(self, name: str, delivery: Any) -> None:
         """CFIterator hands out a batch."""
-        if self.is_here:
-            ids = None if delivery.ids is None else delivery.ids.tolist()
-            self._batches.append([name, ids, batch_text(delivery.data)])
+        ids = None if delivery.ids is None else delivery.ids.tolist()
+        self._batches.append([name, ids, batch_text(delivery.data)])
 
     # ---- from the hooks
 
+    @_harmless
     def before_fetch(self) -> None:
         """A DataLoader is about to be started, or to give a batch."""
-        if self._chk is not None or not self.is_here:
+        if self._chk is not None:
             return
         if self._num_updates:
             self._own_boundary()
@@ -113,43 +138,63 @@ class Recorder:
             if any(isinstance(value, Optimizer) for value in self._objects.values()):
                 self._begin(self._aligned())
 
+    @_harmless
     def fetched(self, name: str, batch: Any) -> None:
         """A DataLoader gave a batch."""
-        if self.is_here:
-            self._fetched.append([name, None, batch_text(batch)])
+        self._fetched.append([name, None, batch_text(batch)])
 
-    @contextlib.contextmanager
-    def draws_of(self, name: str) -> Iterator[None]:
-        """Tell whether starting a loader draws from the global generators."""
-        before = generators()
-        yield
+    @_harmless
+    def before_start(self) -> None:
+        """A DataLoader is about to be started."""
+        self._before_start = generators()
+
+    @_harmless
+    def after_start(self, name: str) -> None:
+        """A DataLoader was started; it may have drawn from the global generators."""
         after = generators()
-        drew = [kind for kind in after if after[kind] != before.get(kind)]
+        drew = [kind for kind in after if after[kind] != self._before_start.get(kind)]
         self._starts.append([name, users_place(), drew])
 
+    def used(self) -> None:
+        """A module is called in training; the first time in an iteration, look at variables."""
+        if not self._has_looked:
+            self._look()
+
+    @_harmless
     def before_update(self) -> None:
         """An optimizer is about to step."""
-        if self._chk is None and self.is_here and not self._has_begun:
+        self._look()
+        if self._chk is not None:
+            return
+        if not self._has_begun:
             self._find_objects()
             self._begin(self._aligned())
+        elif self._num_updates and not self._fetched and not self._batches:
+            self._own_boundary()  # a loop without a loader
 
+    @_harmless
     def after_update(self) -> None:
         """An optimizer has stepped."""
-        if self._chk is None and self.is_here:
-            if self._num_updates and not self._fetched and not self._batches:
-                self._own_boundary()  # a loop without a loader
-            self._num_updates += 1
+        self._num_updates += self._chk is None
 
+    @_harmless
     def loss(self, value: Tensor) -> None:
         """A backward pass begins."""
-        if self.is_here and value.numel() == 1:
+        self._look()
+        if value.numel() == 1:
             self._losses.append(repr(value.detach().float().item()))
 
+    @_harmless
     def seeded(self, function: str, args: tuple[Any, ...]) -> None:
         """A global generator is seeded; what libraries seed is none of the user's doing."""
-        place = users_call(2) if self.is_here else ""
+        place = users_call(3)
         if place:
             self._seeds.append([f"{function}({', '.join(plain_text(a) for a in args)})", place])
+
+    def failed(self, error: Exception) -> None:
+        """Tell of an error in here; the script goes on, and some of it is not recorded."""
+        with contextlib.suppress(Exception):
+            self._write({"kind": "failed", "error": f"{type(error).__name__}: {error}"})
 
     # ---- lines
 
@@ -159,15 +204,18 @@ class Recorder:
         self._starts: list[list[Any]] = []
         self._losses: list[str] = []
         self._seeds: list[list[str]] = []
+        self._has_looked, self._variables = False, {}
 
     _first_step = 0
 
     def _begin(self, step: int) -> None:
         self._first_step = self._step = step
         self._told = {}
-        found = self._find_objects()
+        self._find_objects()
         self._has_begun = True
-        self._line("begin", step, found)
+        if self._chk is not None:
+            self._variables = {}  # what was looked at before the restore
+        self._line("begin", step)
         self._clear()
 
     def _own_boundary(self) -> None:
@@ -176,29 +224,28 @@ class Recorder:
 
     def _boundary(self, step: int) -> None:
         self._step = step
-        if step % self._interval() == 0 or step - self._first_step <= 2:
-            self._line("step", step, self._walk() if self._may_walk() else None)
-        else:
-            self._line("passed", step, None)
+        is_read = step % self._interval() == 0 or self._must_read(step)
+        self._line("step" if is_read else "passed", step)
         self._clear()
         self._act(step)
 
+    @_harmless
     def end(self) -> None:
         """Training is over: the last state, and the files that the script has saved."""
-        if not self.is_here or self._has_ended or not self._has_begun:
+        if self._has_ended or not (self._has_begun or self._plan.files):
             return
         self._has_ended = True
         if self._num_updates and self._chk is None:
             self._own_boundary()
-        self._line("end", self._step, None, files=self._files())
+        self._line("end", self._step, files=self._files())
 
-    def _line(self, kind: str, step: int, found: Found | None, **more: Any) -> None:
-        line: dict[str, Any] = {"kind": kind, "step": step, "t": round(time.monotonic(), 4)}
+    def _line(self, kind: str, step: int, **more: Any) -> None:
+        line: dict[str, Any] = {"kind": kind, "step": step}
         if kind != "passed":
             state = self._state()
-            line["digest"] = digest_of(repr(sorted(state.items())))
             line["key"] = self._key(state)
-            line["state"] = {k: v for k, v in state.items() if self._told.get(k) != v}
+            state |= self._variables
+            line["changed"] = {k: v for k, v in state.items() if self._told.get(k) != v}
             line["gone"] = [name for name in self._told if name not in state]
             self._told = state
         if kind == "begin":
@@ -211,8 +258,6 @@ class Recorder:
         line["fetched"] = self._fetched
         line["starts"] = self._starts
         line["losses"], line["seeds"] = self._losses, self._seeds
-        if found is not None:
-            line["values"] = {k: v for k, v in found.values.items() if self._root not in v}
         self._write({**line, **more})
 
     def _write(self, line: dict[str, Any]) -> None:
@@ -262,21 +307,35 @@ class Recorder:
         """The step at which a script that saves by itself goes on; 0 if that is not known."""
         return self._plan.steps.get(self._key(self._state()), 0)
 
-    def _find_objects(self) -> Found:
+    def _find_objects(self) -> None:
         """What is tracked, and what else has a state and is in the user's variables."""
-        found = self._walk()
         tracked = dict(self._chk.tracked) if self._chk is not None else {}
         covered = _parts_of(tracked.values())
         self._tracked = set(tracked)
         objects = dict(tracked)
-        for name, value in found.objects.items():
+        for name, value in self._walk().objects.items():
             inner = getattr(value, "optimizer", None) if _is_wrapper(value) else None
             if id(value) in covered or id(inner) in covered or _is_covered(value, covered):
                 continue
             objects[f"{name} (a variable)" if name in tracked else name] = value
             covered |= _parts_of([value])
         self._objects = objects
-        return found
+
+    @_harmless
+    def _look(self) -> None:
+        """Read the user's variables, once in an iteration, while that is not too slow."""
+        if self._has_looked:
+            return
+        self._has_looked = True
+        most_s = _WALKS_S + _WALKS_SHARE * (time.monotonic() - self._began_s)
+        is_slow, step = self._walks_s > most_s, self._step + 1
+        if self._must_read(step) or (not is_slow and step % self._every == 0):
+            values = self._walk().values
+            self._variables = {
+                f"{VARIABLES}{name}": text
+                for name, text in values.items()
+                if self._root not in text
+            }
 
     def _walk(self) -> Found:
         start_s = time.monotonic()
@@ -285,11 +344,8 @@ class Recorder:
         finally:
             self._walks_s += time.monotonic() - start_s
 
-    def _may_walk(self) -> bool:
-        if self._step - self._first_step <= 2:
-            return True
-        most_s = _WALKS_S + _WALKS_SHARE * (time.monotonic() - self._began_s)
-        return self._walks_s < most_s
+    def _must_read(self, step: int) -> bool:
+        return step - self._first_step <= 2 or step in self._plan.reads
 
     def _files(self) -> dict[str, dict[str, str]]:
         # Of several ranks the first one saves, as a rule: another may end before its last save.
@@ -346,6 +402,14 @@ def _unlimited() -> Iterator[None]:
 
 
 def _flatten_object(name: str, value: Any, state: dict[str, str]) -> None:
+    """Of an object that cannot be read, the kind of error stands for its state."""
+    try:
+        _flatten_readable(name, value, state)
+    except Exception as error:
+        state[name] = f"cannot be read: {type(error).__name__}"
+
+
+def _flatten_readable(name: str, value: Any, state: dict[str, str]) -> None:
     if isinstance(value, nn.Module):
         for key, tensor in [*value.named_parameters(), *value.named_buffers()]:
             state[f"{name}.{key}"] = tensor_text(tensor)

@@ -1,7 +1,9 @@
-"""The crash test itself: two whole runs, lives with kills, and a search around what differs."""
+"""The crash test itself: two whole runs, lives with kills, and a comparison after each."""
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
 import shutil
 import signal
@@ -11,12 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from checkfreq.crashtest.causes import Cause, Evidence, likely_causes, why_not_deterministic
-from checkfreq.crashtest.compare import Difference, What, first_difference
+from checkfreq.crashtest.causes import (
+    Cause,
+    Evidence,
+    likely_causes,
+    why_not_deterministic,
+    why_not_resumed,
+)
+from checkfreq.crashtest.compare import Difference, changes, first_difference, noise
 from checkfreq.crashtest.history import Record
 from checkfreq.crashtest.life import Kill, Lived, OverdueError, on_ranks, run
-from checkfreq.crashtest.plan import Plan
-from checkfreq.crashtest.verdict import Death, Outcome, Progress, Verdict
+from checkfreq.crashtest.plan import VARIABLES, Plan
+from checkfreq.crashtest.verdict import Death, Outcome, Verdict
 from checkfreq.errors import ConfigError
 from checkfreq.supervisor.processes import signal_name
 
@@ -24,13 +32,9 @@ from checkfreq.supervisor.processes import signal_name
 PLACEHOLDER = "{dir}"
 #: A run that is shorter has no room for kills.
 _LEAST_STEPS = 4
-#: What may differ between uninterrupted runs while all else is the same: the time of day in a file
-#: or an object, a generator that nobody seeds or uses.
-_MAY_DIFFER = (What.OBJECT, What.FILE, What.GENERATOR)
 #: How many steps a script may go on after the one at which it is to be killed.
 _MOST_OUTRUN = 3
 _MOST_DELAY_S = 0.25
-_MOST_PROBES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +70,10 @@ class Trial:
         self._settings = settings
         self._say = say
         self._dice = random.Random(settings.seed)
-        self._progress = Progress()
+        self._deaths: list[Death] = []
+        self._notes: list[str] = []
         self._ignored: frozenset[str] = frozenset()
-        self._num_lives = 0
+        self._numbers = itertools.count(1)
         self._file_bytes = 0
         self._start_s = time.monotonic()
         self._own_folder = Path(settings.folder).absolute() if settings.folder else None
@@ -89,10 +94,11 @@ class Trial:
         """Raises ConfigError where the script fails by itself, or cannot be tested."""
         first, second = self._whole_runs()
         self._whole = first.records
-        difference = self._compare_whole_runs(second)
-        if difference is not None:
-            cause = why_not_deterministic(difference)
-            return self._verdict(Outcome.NOT_DETERMINISTIC, difference, (cause,))
+        self._ignored = noise(first.records, second.records)
+        difference = self._compare(second, is_over=True)
+        if difference is not None and difference.failed_at is not None:
+            return self._not_deterministic(first, second)
+        self._tell_ignored()
         self._step_s = first.seconds / max(1, self._main.num_steps)
         return self._killed()
 
@@ -156,59 +162,71 @@ class Trial:
     def _pattern(self) -> str:
         return self._settings.pattern or "*"
 
-    def _compare_whole_runs(self, second: Lived) -> Difference | None:
-        """How two uninterrupted runs differ; what differs alone and is no part of training (the
-        time of day in a log, say) is left out from then on.
-        """
-        ignored: set[str] = set()
-        while True:
-            found = first_difference(
-                self._whole, second.records, is_over=True, ignoring=frozenset(ignored)
+    def _not_deterministic(self, first: Lived, second: Lived) -> Verdict:
+        """Two uninterrupted runs differ: does a third that shares the first one's hash seed?"""
+        state = frozenset(name for name in self._ignored if not name.startswith(VARIABLES))
+        difference = first_difference(first.records, second.records, is_over=True, ignoring=state)
+        assert difference is not None
+        is_by_hash = False
+        if "PYTHONHASHSEED" not in os.environ:
+            self._say("they differ; once more, with the hash seed of the first")
+            third = self._live("whole-3", Plan(home="", hash_seed=first.plan.hash_seed))
+            is_by_hash = third.code == 0 and self._compare(third, is_over=True) is None
+        evidence = Evidence(difference, self._whole[difference.rank])
+        causes = why_not_deterministic(evidence, is_by_hash=is_by_hash)
+        return self._verdict(Outcome.NOT_DETERMINISTIC, difference, tuple(causes))
+
+    def _tell_ignored(self) -> None:
+        """What differs alone and is no part of training, the time of day in a log, say."""
+        state = sorted(name for name in self._ignored if not name.startswith(VARIABLES))
+        if state:
+            self._notes.append(
+                f"left out, since it differs in uninterrupted runs too: {_some(state)}"
             )
-            if found is None:
-                break
-            names = {i.name for i in found.items if i.what in _MAY_DIFFER}
-            if len(names) < len(found.items):
-                return found
-            ignored |= names
-        if ignored:
-            self._ignored = frozenset(ignored)
-            self._progress.notes.append(
-                f"left out, since it differs in uninterrupted runs too: {_some(ignored)}"
-            )
-        return None
 
     # ---- lives with kills
 
     def _killed(self) -> Verdict:
-        home, reached = "killed", 0
-        torn_before = False
-        for number in range(self._settings.kills + 1):
+        """Kill it at instants of training, once more when all is trained, and let it end."""
+        reached, torn_before, was_over = 0, False, False
+        harmless: Difference | None = None
+        for number in range(self._settings.kills + 2):
             plan, kill = self._aim(number, reached)
-            lived = self._live(home, plan, kill)
+            lived = self._live("killed", plan, kill)
             self._align(lived)
             self._told_restored(lived, number)
-            died = lived.was_killed or (plan.tear_at >= 0 and lived.code != 0)
+            last_step = max((one.last_step for one in lived.records.values()), default=0)
+            is_over = 0 <= plan.die_at <= last_step
+            died = lived.was_killed or is_over or (plan.tear_at >= 0 and lived.code != 0)
             if not died and lived.code != 0:
-                return self._failed(lived, was_torn=torn_before)
+                cause = why_not_resumed(lived.tail, was_torn=torn_before, was_over=was_over)
+                return self._verdict(Outcome.FAILED, causes=(cause,))
             difference = self._compare(lived, is_over=not died)
-            if difference is not None:
-                return self._differs(difference, was_torn=torn_before)
+            if difference is not None and difference.failed_at is None:
+                harmless = harmless or difference
+            elif difference is not None:
+                return self._differs(difference, lived, harmless)
             if not died:
                 break
-            torn_before = plan.tear_at >= 0
-            reached = max(reached, lived.main.last_step)
-            how = _how(kill, ranks=self._settings.ranks)
-            self._progress.deaths.append(Death(lived.main.last_step, how, None))
-            self._say(f"killed after step {lived.main.last_step} ({how})")
+            torn_before, was_over = plan.tear_at >= 0, is_over
+            reached = max(reached, last_step)
+            how = _how(plan, kill, ranks=self._settings.ranks)
+            self._deaths.append(Death(last_step, how, None))
+            self._say(f"killed after step {last_step} ({how})")
+        if harmless is not None:
+            self._notes.append(
+                f"{harmless.first}, at step {harmless.step} after a restore, made no difference"
+            )
         return self._verdict(Outcome.EXACT)
 
     def _aim(self, number: int, reached: int) -> tuple[Plan, Kill | None]:
         """Where a life is to save, and how it is to end. The last is not killed."""
         settings, total = self._settings, self._main.num_steps
         plan = Plan(home="", steps={} if self._has_manager else self._main.keys())
-        if number == settings.kills:
+        if number > settings.kills:
             return plan, None
+        if number == settings.kills:
+            return replace(plan, saves=(total,), die_at=total), None
         dice = self._dice
         low = max(reached + 1, total * number // settings.kills, 2)
         high = max(low, total * (number + 1) // settings.kills)
@@ -231,7 +249,7 @@ class Trial:
         return plan, kill
 
     def _told_restored(self, lived: Lived, number: int) -> None:
-        deaths = self._progress.deaths
+        deaths = self._deaths
         if number and deaths and lived.main.begin is not None:
             deaths[-1] = replace(deaths[-1], restored=lived.main.first_step)
             self._say(f"went on from step {lived.main.first_step}")
@@ -258,45 +276,33 @@ class Trial:
 
     # ---- what differs
 
-    def _failed(self, lived: Lived, *, was_torn: bool) -> Verdict:
-        evidence = Evidence(None, self._main, lived.tail or "no output", was_torn)
-        return self._verdict(Outcome.FAILED, causes=tuple(likely_causes(evidence)))
-
-    def _differs(self, difference: Difference, *, was_torn: bool) -> Verdict:
-        self._say(f"step {difference.step} differs: {difference.first}")
-        if self._has_manager and difference.step > difference.restored + 1:
-            difference = self._narrowed(difference)
-        whole = self._whole[difference.rank]
-        causes = likely_causes(Evidence(difference, whole, was_torn=was_torn))
+    def _differs(
+        self, difference: Difference, lived: Lived, harmless: Difference | None
+    ) -> Verdict:
+        self._say(f"step {difference.failed_at} differs: {difference.first}")
+        if harmless is not None and _is_kept(difference, harmless):
+            difference = replace(harmless, failed_at=difference.failed_at)
+        else:
+            difference = self._in_detail(difference, lived)
+        causes = likely_causes(Evidence(difference, self._whole[difference.rank]))
         return self._verdict(Outcome.DIFFERS, difference, tuple(causes))
 
-    def _narrowed(self, difference: Difference) -> Difference:
-        """The same difference after a restore as close before it as possible, by bisection.
-
-        A difference behind the last boundary (objects at the end) has no step before it to stop at.
-        """
-        low, high = difference.restored, min(difference.step, self._main.num_steps) - 1
-        probe = high
-        for _ in range(_MOST_PROBES):
-            if probe <= low:
-                break
-            self._say(f"killing at step {probe}, to see whether step {difference.step} differs")
-            found = self._probe(probe, until=difference.step)
-            if found is not None:
-                low, difference = probe, found
-                high = min(high, found.step - 1)
-            else:
-                high = probe - 1
-            probe = high if high - low <= 1 else (low + high + 1) // 2
-        return difference
-
-    def _probe(self, step: int, *, until: int) -> Difference | None:
-        """Save and die at a step, restore, and go on to another; how that differs."""
-        name = f"probe-{self._num_lives}"
-        self._live(name, Plan(home="", saves=(step,), die_at=step))
-        lived = self._live(name, Plan(home="", die_at=until + 1))
-        shutil.rmtree(self._home(name), ignore_errors=True)
-        return self._compare(lived, is_over=lived.code == 0)
+    def _in_detail(self, one: Difference, lived: Lived) -> Difference:
+        """The difference to a run that was read where that life went on, if the first was not."""
+        whole = self._whole[one.rank]
+        steps = one.restored, one.restored + 1
+        if all(whole.has_variables(step) for step in steps if 0 < step <= whole.last_step):
+            return one
+        self._say(f"an uninterrupted run, to read all of steps {steps[0]} and {steps[1]}")
+        if self._own_folder is not None:
+            _empty(self._own_folder)
+        plan = Plan(home="", reads=(*steps, one.step), die_at=one.step + 1)
+        detailed = self._live("whole-3", plan).records
+        found = first_difference(detailed, lived.records, is_over=False, ignoring=self._ignored)
+        if found is None or found.failed_at is None:
+            return one
+        self._whole = {**self._whole, **detailed}
+        return found
 
     # ---- one life
 
@@ -313,22 +319,24 @@ class Trial:
         settings, home, files = self._settings, self._home(name), self._files(name)
         (files or home).mkdir(parents=True, exist_ok=True)
         home.mkdir(parents=True, exist_ok=True)
-        self._num_lives += 1
-        life = settings.work / f"life-{self._num_lives}-{name}"
+        number = next(self._numbers)
+        life = settings.work / f"life-{number}-{name}"
         plan = replace(
-            plan, home=str(home), files=str(files or ""), pattern=self._pattern if files else ""
+            plan,
+            home=str(home),
+            files=str(files or ""),
+            pattern=self._pattern if files else "",
+            hash_seed=plan.hash_seed or (settings.seed * 1000 + number) % (1 << 32),
         )
         command = [word.replace(PLACEHOLDER, str(files)) for word in settings.command]
+        command = on_ranks(command, settings.ranks)
         try:
-            return run(
-                on_ranks(command, settings.ranks),
-                life,
-                plan,
-                kill=kill,
-                timeout_s=settings.timeout_s,
-            )
+            lived = run(command, life, plan, kill=kill, timeout_s=settings.timeout_s)
         except OverdueError as error:
             raise ConfigError(str(error)) from None
+        failures = {text for record in lived.records.values() for text in record.failures}
+        self._notes += [f"not all was recorded: {text}" for text in failures]
+        return lived
 
     def _verdict(
         self,
@@ -341,15 +349,26 @@ class Trial:
             num_steps=self._main.num_steps,
             ranks=self._settings.ranks,
             seed=self._settings.seed,
-            deaths=tuple(self._progress.deaths),
+            deaths=tuple(self._deaths),
             difference=difference,
             causes=causes,
-            notes=tuple(self._progress.notes),
+            notes=tuple(self._notes),
             seconds=time.monotonic() - self._start_s,
         )
 
 
-def _how(kill: Kill | None, *, ranks: int) -> str:
+def _is_kept(difference: Difference, before: Difference) -> bool:
+    """Whether what a life before did otherwise is in the checkpoint that this one went on from."""
+    one = difference
+    if one.before is None or one.begin is None or before.rank != one.rank:
+        return False
+    names = {item.name for item in before.items}
+    return any(item.name in names for item in changes(one.before[1], one.begin[1]))
+
+
+def _how(plan: Plan, kill: Kill | None, *, ranks: int) -> str:
+    if kill is None and plan.die_at >= 0:
+        return "after its last checkpoint"
     if kill is None:
         return "in the middle of a save"
     whom = "the script" if ranks == 1 else f"rank {kill.rank}"
@@ -358,8 +377,8 @@ def _how(kill: Kill | None, *, ranks: int) -> str:
     return f"{signal_name(kill.signal)} to {whom}{when}"
 
 
-def _some(names: set[str]) -> str:
-    shown = sorted(names)[:4]
+def _some(names: list[str]) -> str:
+    shown = names[:4]
     return ", ".join(shown) + (", ..." if len(names) > len(shown) else "")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from checkfreq.crashtest.causes import Cause
 from checkfreq.crashtest.compare import Difference
@@ -111,11 +111,3 @@ class Verdict:
             "notes": list(self.notes),
             "seconds": round(self.seconds, 1),
         }
-
-
-@dataclass(slots=True)
-class Progress:
-    """What a trial has gathered so far."""
-
-    deaths: list[Death] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)

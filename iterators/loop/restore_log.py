@@ -1,4 +1,4 @@
-"""Logs the differences between a restored position and the live loader.
+"""Logs how a restored position differs from the live loader, and that nothing is left to serve.
 
 Only differences that are allowed come here; all others are errors (``Position.require``).
 """
@@ -38,6 +38,16 @@ def log_changes(position: Position, adapter: Adapter) -> None:
             adapter.identity.tail,
             position.identity.tail,
         )
+
+
+def log_nothing_left(name: str, epochs: int) -> None:
+    """Log that a loop over epochs has none left, as after a kill behind the last checkpoint."""
+    logger.info(
+        "iterator %r: all %d epochs were served before, so nothing is trained: the body of the "
+        "loop over them does not run, and variables that only it sets do not exist after it",
+        name,
+        epochs,
+    )
 
 
 def log_seeds(name: str, position: Position, adapter: Adapter) -> None:

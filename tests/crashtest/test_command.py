@@ -92,6 +92,12 @@ def test_a_fault_of_a_script_that_saves_by_itself_is_named(tmp_path: Path) -> No
     assert said.verdict["causes"][0]["name"] == "reused-seed"
 
 
+def test_a_script_that_depends_on_the_order_of_a_set_is_not_deterministic(tmp_path: Path) -> None:
+    said = crashtest(tmp_path, "--jobs", "2", script="loop", arguments="set-order")
+    assert (said.status, said.verdict["outcome"]) == (1, "not_deterministic")
+    assert [cause["name"] for cause in said.verdict["causes"]] == ["hash-seed"]
+
+
 def test_a_pattern_that_no_file_has_is_an_error(tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -131,17 +137,24 @@ def test_two_ranks_resume_exactly(
     options = f"--ranks 2 {options}"
     said = crashtest(tmp_path, *options.split(), script=script, arguments=arguments)
     assert (said.status, said.verdict["outcome"], said.verdict["ranks"]) == (0, "exact", 2)
-    assert len(said.kills) == 2
+    assert len(said.kills) == 3
     if script == "train" and not options.endswith("--group"):
         assert said.kills[0] in ("SIGKILL to rank 0", "SIGKILL to rank 1")
-    assert all(kill["restored_step"] for kill in said.verdict["kills"])
+    assert all(kill["restored_step"] for kill in said.verdict["kills"][:2])
+    assert said.kills[2] == "after its last checkpoint"
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("fault", ["forgotten-scheduler", "stateful-augmentation"])
-def test_a_planted_fault_is_found_on_two_ranks(fault: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [
+        ("forgotten-scheduler", "untracked-object"),
+        ("stateful-augmentation", "stateful-augmentation"),
+    ],
+)
+def test_a_planted_fault_is_found_on_two_ranks(fault: str, cause: str, tmp_path: Path) -> None:
     said = crashtest(tmp_path, "--ranks", "2", arguments=fault)
     assert (said.status, said.verdict["outcome"], said.verdict["ranks"]) == (1, "differs", 2)
-    assert said.verdict["causes"][0]["name"] == fault
+    assert said.verdict["causes"][0]["name"] == cause
     difference = said.verdict["difference"]
     assert difference["step"] == difference["restored_step"] + 1

@@ -714,14 +714,20 @@ def test_a_state_may_be_loaded_twice() -> None:
     assert take_all(second) == [[4, 5, 6, 7], [8, 9]]
 
 
-def test_epochs_yields_nothing_when_the_total_is_reached() -> None:
+def test_epochs_yields_nothing_when_the_total_is_reached_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     first = CFIterator(loader())
     for _ in first.epochs(2):
         take_all(first)
     second = CFIterator(loader())
     second.load_state_dict(first.state_dict())
-    assert list(second.epochs(2)) == []
-    assert list(second.epochs(3)) == [2]
+    with caplog.at_level(logging.INFO, logger="iterators"):
+        assert list(second.epochs(2)) == []
+        assert "all 2 epochs were served before" in caplog.text
+        caplog.clear()
+        assert list(second.epochs(3)) == [2]
+        assert "were served before" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,9 @@ def main() -> None:
         if FAULT != "reused-seed":
             shuffle.manual_seed(epoch)
         loader = DataLoader(data, batch_size=8, shuffle=True, generator=shuffle)
+        if FAULT == "no-loader":
+            rows = torch.randperm(len(x), generator=shuffle).split(8)
+            loader = [data[indices] for indices in rows]
         for batch, (images, labels) in enumerate(loader):
             if epoch == first_epoch and batch < first_batch:
                 continue
@@ -84,6 +87,10 @@ def main() -> None:
                 pending = state
             else:
                 save(state)
+        if FAULT == "training-flag":
+            model.eval()
+        if FAULT == "requires-grad":
+            model[0].requires_grad_(False)
     if pending is not None:
         save(pending)
     print("done", flush=True)

@@ -8,6 +8,7 @@ Its own directory, its own data; nothing in it knows of a crash test.
 import os
 import random
 import sys
+import time
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from checkfreq import CFCheckpoint, CFManager, CFMode
 from iterators import CFIterator, isolated_rng
 
 FAULT = sys.argv[1] if len(sys.argv) > 1 else ""
+#: The learning rate is not a scheduler's.
+OWN_RATE = ("lr-from-batch-index", "best-value", "local-counter", "clock")
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 EPOCHS = 3
 
@@ -27,7 +30,7 @@ class Points(Dataset):
 
     def __init__(self, count: int) -> None:
         self.x = torch.randn(count, 8, generator=torch.Generator().manual_seed(1))
-        self.own = np.random.default_rng(5)
+        self.num_served = 0
         self.is_seeded = False
 
     def __len__(self) -> int:
@@ -36,7 +39,8 @@ class Points(Dataset):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         noise = torch.randn(8)
         if FAULT == "stateful-augmentation":
-            noise = torch.from_numpy(self.own.standard_normal(8)).float()
+            self.num_served += 1
+            noise = noise * (self.num_served % 7)
         if FAULT == "torch-seed-in-dataset" and not self.is_seeded:
             self.is_seeded = True
             torch.manual_seed(7)
@@ -44,7 +48,18 @@ class Points(Dataset):
         return self.x[index] + 0.1 * noise, int(self.x[index, :3].argmax())
 
 
+class Lazy(dict):
+    """As transformers' mappings of classes, some of which this version does not have."""
+
+    def items(self):
+        raise ValueError("no such class")
+
+
+MAPPING = Lazy()
+
+
 def main() -> None:
+    start_s = time.monotonic()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     random.seed(0)
@@ -82,20 +97,30 @@ def main() -> None:
         "missing-ema": "ema",
     }.get(FAULT)
     tracked.pop(forgotten, None)
-    if FAULT == "lr-from-batch-index":
+    if FAULT in OWN_RATE:
         del tracked["scheduler"], scheduler
+    best, count = float("inf"), 0
     accumulate = 3 if FAULT == "accumulation-by-enumerate" else 1
 
     with CFManager("chk", CFCheckpoint(**tracked), mode=CFMode.MANUAL, chk_freq=4) as manager:
         loader = DataLoader(Points(80), batch_size=4 // RANKS, shuffle=True)
         train_loader = CFIterator(loader, cf_manager=manager)
         manager.restore()
-        for _ in train_loader.epochs(EPOCHS):
+        for _ in range(EPOCHS) if FAULT == "range" else train_loader.epochs(EPOCHS):
             model.train()
+            if FAULT == "peek":
+                next(iter(train_loader))
             for index, (x, y) in enumerate(train_loader):
-                if FAULT == "lr-from-batch-index":
-                    for group in optimizer.param_groups:
-                        group["lr"] = 0.01 / (1 + index)
+                count += 1
+                elapsed_s = time.monotonic() - start_s
+                for group in optimizer.param_groups if FAULT in OWN_RATE else []:
+                    rates = {
+                        "lr-from-batch-index": 0.01 / (1 + index),
+                        "local-counter": 0.01 / (1 + count),
+                        "best-value": 0.01 if best > 1 else 0.005 * best,
+                        "clock": 0.01 / (1 + elapsed_s),
+                    }
+                    group["lr"] = rates[FAULT]
                 loss = nn.functional.cross_entropy(network(x), y) / accumulate
                 scaler.scale(loss).backward()
                 if (index + 1) % accumulate and index + 1 != len(train_loader):
@@ -106,7 +131,8 @@ def main() -> None:
                 else:
                     manager.weight_update(scaler=scaler)
                 optimizer.zero_grad()
-                if FAULT != "lr-from-batch-index":
+                best = min(best, loss.item())
+                if FAULT not in OWN_RATE:
                     scheduler.step()
                 ema.update_parameters(model)
             model.eval()
@@ -115,6 +141,8 @@ def main() -> None:
             else:
                 with isolated_rng():
                     sum(model(x).sum() for (x,) in validation)
+    if FAULT == "after-loop":
+        print(loss.item())
     print("done", flush=True)
 
 
