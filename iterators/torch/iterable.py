@@ -15,6 +15,7 @@ Training process only; one open epoch at a time.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -26,6 +27,7 @@ from typing_extensions import Unpack
 from iterators.errors import CorruptPositionError, NotResumableError, ResumeMismatchError
 from iterators.order.batch_requests import Seeding
 from iterators.order.fingerprint import dataset_fingerprint, length_or_none
+from iterators.order.generators import warn_of_unseedable
 from iterators.order.position import Identity, Layout, Position
 from iterators.order.seeds import generator_of
 from iterators.protocol import Delivery
@@ -170,6 +172,9 @@ class ResumableIterableLoader(SeededAdapter):
         self._generator = torch.Generator()
         self._batches = WorkerBatches(dataset, self._batch_settings())
         self._make_engine()  # refuses contradicting settings here
+        warn_of_unseedable(
+            self._seeding, dataset=dataset, collate_fn=collate_of(batch_size, settings)
+        )
         self._open: IterableDeliveries | None = None
 
     @classmethod
@@ -305,6 +310,8 @@ class IterableDeliveries:
 
     def __next__(self) -> Delivery:
         item = next(self._batches)
+        if item.unsaved:
+            _warn_of_unsaved(self._name, item.unsaved)
         self._progress = self._progress.after(item)
         self._place += 1
         return Delivery(item.data, self._place, state=self._progress.to_state())
@@ -369,6 +376,18 @@ def _require_states(found: int, world: int) -> None:
         raise CorruptPositionError(
             f"the saved position holds the states of {found} ranks, not of {world}"
         )
+
+
+@functools.cache
+def _warn_of_unsaved(name: str, path: str) -> None:
+    logger.warning(
+        "%s draws from %s, and its state_dict() does not hold the state of that generator, so a "
+        "resumed run draws other numbers. Save it there (state['rng'] = "
+        "self.rng.bit_generator.state), and set it in load_state_dict(); or draw from random, "
+        "numpy.random or torch, which are seeded for each batch",
+        name,
+        path,
+    )
 
 
 def _unchanged(item: WorkerItem) -> WorkerItem:

@@ -26,6 +26,7 @@ from iterators.order.batch_requests import (
 from iterators.order.environment import length_of, map_style, sample_order
 from iterators.order.epoch import Int64, ListedOrder, Order
 from iterators.order.fingerprint import dataset_fingerprint, sample_name
+from iterators.order.generators import warn_of_unseedable
 from iterators.order.position import Identity, Layout
 from iterators.order.seeds import generator_of
 from iterators.protocol import Delivery
@@ -125,6 +126,7 @@ class ResumableDataLoader(SeededAdapter):
             collate_of(batch_size, settings), single=batch_size is None
         )
         self._engine = self._make_engine()
+        warn_of_unseedable(self._seeding, dataset=dataset, collate_fn=self._collate.collate)
 
     @classmethod
     def like(
@@ -234,7 +236,9 @@ class ResumableDataLoader(SeededAdapter):
     def _make_engine(self) -> DataLoader[Delivered]:
         settings = settings_of_engine(self._settings, collate_fn=self._collate)
         return self._engine_class(
-            BatchRequestDataset(self._dataset, self._seeding),  # type: ignore[arg-type]
+            BatchRequestDataset(  # type: ignore[arg-type]
+                self._dataset, self._seeding, self._collate.collate
+            ),
             batch_sampler=self._sampler,  # type: ignore[arg-type]  # BatchRequestDataset takes them
             generator=self._generator,
             **settings,
