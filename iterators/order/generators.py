@@ -15,7 +15,7 @@ import random
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -263,8 +263,8 @@ def _inside_function(path: str, function: types.FunctionType) -> Iterator[_Found
     for part in (function.__defaults__, function.__kwdefaults__, function.__dict__):
         yield path, part
     if not _is_library(function.__module__):
-        names = frozenset(_names_in(function.__code__))
-        yield from _named(function.__module__, function.__globals__, names)
+        module = function.__module__.replace("__mp_main__", "__main__")  # in a spawned worker
+        yield from _named({module: function.__globals__}, frozenset(_names_in(function.__code__)))
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
@@ -274,15 +274,18 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
             yield from _names_in(inner)
 
 
-def _named(module: str, variables: Mapping[str, Any], names: frozenset[str]) -> Iterator[_Found]:
-    """The globals that a function names, also in modules that it names."""
-    module = module.replace("__mp_main__", "__main__")  # the script, in a spawned worker
-    for name in sorted(names & variables.keys()):
-        value = variables[name]
-        if type(value) is not types.ModuleType:
-            yield f"{module}.{name}", value
-        elif not _is_library(value.__name__) and module != value.__name__:
-            yield from _named(value.__name__, vars(value), names)
+def _named(modules: dict[str, dict[str, Any]], names: frozenset[str]) -> Iterator[_Found]:
+    """The variables of ``modules`` that a function names, also in modules that it names."""
+    left = list(modules)
+    while left:
+        module = left.pop(0)
+        for name in sorted(names & modules[module].keys()):
+            value = modules[module][name]
+            if type(value) is not types.ModuleType:
+                yield f"{module}.{name}", value
+            elif not _is_library(value.__name__) and value.__name__ not in modules:
+                modules[value.__name__] = vars(value)
+                left.append(value.__name__)
 
 
 def _is_library(module: Any) -> bool:

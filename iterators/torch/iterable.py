@@ -154,9 +154,9 @@ class ResumableIterableLoader(SeededAdapter):
     ) -> None:
         share = share_of(batch_size, tail, rank, world)
         super().__init__(seed, generator, share)
-        self._rank, self._batch_size = share.rank, batch_size
+        self._rank, self.batch_size = share.rank, batch_size
         self._stateful = is_stateful(dataset)
-        self._dataset, self._engine_class = dataset, engine
+        self.dataset, self._engine_class = dataset, engine
         self._seeding = seeding_of(self._seed, seeded)
         self._settings = _without_persistence(settings)
         self._workers = settings.get("num_workers", 0)
@@ -205,7 +205,7 @@ class ResumableIterableLoader(SeededAdapter):
         )
 
     def _rebuild(self) -> None:
-        self._batches = WorkerBatches(self._dataset, self._batch_settings())
+        self._batches = WorkerBatches(self.dataset, self._batch_settings())
 
     @property
     def layout(self) -> Layout:
@@ -221,12 +221,12 @@ class ResumableIterableLoader(SeededAdapter):
         """Torch's estimate from the dataset's length; ``TypeError`` if the dataset has none."""
         length = self.num_batches()
         if length is None:
-            raise TypeError(f"{type(self._dataset).__name__} has no length")
+            raise TypeError(f"{type(self.dataset).__name__} has no length")
         return length
 
     def num_batches(self) -> int | None:
         """Torch's estimate of the batches in an epoch; None if the dataset has no length."""
-        length, size = length_or_none(self._dataset), self._batch_size or 1
+        length, size = length_or_none(self.dataset), self.batch_size or 1
         if length is None:
             return None
         return length // size if self._identity.tail == "drop" else -(-length // size)
@@ -265,7 +265,7 @@ class ResumableIterableLoader(SeededAdapter):
             progress,
             skipping=Skipping(progress.to_make_again),
             guard=None if self._workers else self._seeding,
-            name=type(self._dataset).__name__,
+            name=type(self.dataset).__name__,
         )
         return self._open
 
@@ -274,9 +274,9 @@ class ResumableIterableLoader(SeededAdapter):
 
     def _batch_settings(self) -> BatchSettings:
         return BatchSettings(
-            self._batch_size,
+            self.batch_size,
             self._identity.tail == "drop",
-            collate_of(self._batch_size, self._settings),
+            collate_of(self.batch_size, self._settings),
             self._seeding,
             self._rank,
             self._stateful,

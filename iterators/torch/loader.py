@@ -43,10 +43,11 @@ from iterators.torch.common import (
     share_of,
     workers_started,
 )
+from iterators.torch.drawn import DrawnOrder
 from iterators.torch.sampling import LoaderSettings, Tail, engine_of, read_sampling, settings_of
 
 #: The user's own order: ``(seed, epoch) -> ids``. The same arguments must give the same ids.
-OrderFunction: TypeAlias = Callable[[int, int], Sequence[int] | Int64]
+OrderFunction: TypeAlias = Callable[[int, int], Sequence[int] | Int64 | DrawnOrder]
 
 
 class ResumableDataLoader(SeededAdapter):
@@ -102,7 +103,8 @@ class ResumableDataLoader(SeededAdapter):
         self._share = share_of(batch_size, tail, rank, world)
         super().__init__(seed, generator, self._share)
         self._shuffle, self._order_function = shuffle, order
-        self._dataset = dataset = map_style(dataset)
+        self.dataset = dataset = map_style(dataset)
+        self.batch_size = batch_size
         self._num_samples = length_of(dataset)
         self._current = self._make_order(0)
         self._identity = Identity(
@@ -156,7 +158,7 @@ class ResumableDataLoader(SeededAdapter):
             shuffle=found.shuffle,
             seed=found.seed,
             generator=generator_of(loader),
-            order=order,
+            order=order or found.order,
             tail=found.tail,
             rank=found.rank,
             world=found.world,
@@ -203,7 +205,7 @@ class ResumableDataLoader(SeededAdapter):
 
     def name_of(self, sample: int) -> str:
         """The path of the sample, for a dataset that lists its files."""
-        return sample_name(self._dataset, sample)
+        return sample_name(self.dataset, sample)
 
     def open(self, *, epoch: int, start: int, state: Any = None) -> TorchDeliveries:
         """Start an epoch at place ``start``. The workers begin to load; nothing is fetched yet."""
@@ -228,16 +230,17 @@ class ResumableDataLoader(SeededAdapter):
 
     def _make_order(self, epoch: int) -> Order:
         if self._order_function is not None:
-            return ListedOrder(
-                self._order_function(self._seed, epoch), num_samples=self._num_samples
-            )
-        return sample_order(self._dataset, self._seed, epoch, shuffle=self._shuffle)
+            made = self._order_function(self._seed, epoch)
+            if isinstance(made, DrawnOrder):
+                return made
+            return ListedOrder(made, num_samples=self._num_samples)
+        return sample_order(self.dataset, self._seed, epoch, shuffle=self._shuffle)
 
     def _make_engine(self) -> DataLoader[Delivered]:
         settings = settings_of_engine(self._settings, collate_fn=self._collate)
         return self._engine_class(
             BatchRequestDataset(  # type: ignore[arg-type]
-                self._dataset, self._seeding, self._collate.collate
+                self.dataset, self._seeding, self._collate.collate
             ),
             batch_sampler=self._sampler,  # type: ignore[arg-type]  # BatchRequestDataset takes them
             generator=self._generator,
