@@ -14,7 +14,7 @@ import pickle
 import random
 import sys
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from hashlib import blake2b
 from itertools import islice
@@ -77,7 +77,7 @@ class PrivateGenerators:
             return False
         self.found = found
         self._seeds = [
-            (seed, int.from_bytes(blake2b(path.encode(), digest_size=8).digest()))
+            (seed, int.from_bytes(blake2b(path.encode(), digest_size=8).digest(), "big"))
             for path, one in found.items()
             if _is_chosen(one, self._seeding) and (seed := _seed_of(one)) is not None
         ]
@@ -189,7 +189,7 @@ def _seed_of_pcg(bits: np.random.PCG64) -> Callable[[int], None]:
 def _generators(roots: Iterable[_Found]) -> Iterator[_Found]:
     """Each generator once, breadth first: the shortest path names it, in every process alike."""
     seen: dict[int, Any] = {}  # objects too: the id of one that is gone could be that of the next
-    left = deque(roots)
+    left, named = deque(roots), Counter[str]()
     while left and len(seen) < _MOST_OBJECTS:
         path, one = left.popleft()
         kind = type(one)  # isinstance() may ask a proxy for its class, and run code of the user's
@@ -197,7 +197,8 @@ def _generators(roots: Iterable[_Found]) -> Iterator[_Found]:
             continue
         seen[id(one)] = one
         if issubclass(kind, _GENERATORS):
-            yield path, one
+            yield f"{path}#{named[path]}" if named[path] else path, one
+            named[path] += 1
         elif not issubclass(kind, _OTHERS):
             left.extend(_inside(path, one, kind))
 

@@ -144,10 +144,10 @@ class ResumableDataLoader(SeededAdapter):
         """Rebuild ``loader`` with all its settings, with our order instead of its sampler.
 
         torch's weighted, subset, replacing or shorter samplers keep their order: their indices are
-        drawn again, up to the place. ``seed`` defaults to that of one of our samplers, or of torch's ``DistributedSampler``
-        (unless it is 0, its default); else to the initial seed of the loader's generator, else of
-        torch. The tail is "drop" if the loader itself has ``drop_last=True``. The ``drop_last`` of
-        a sampler leaves nothing out, and that is logged.
+        drawn again, up to the place. ``seed`` defaults to that of one of our samplers, or of
+        torch's ``DistributedSampler`` (unless it is 0, its default); else to the initial seed of
+        the loader's generator, else of torch. The tail is "drop" if the loader itself has
+        ``drop_last=True``. The ``drop_last`` of a sampler leaves nothing out, and that is logged.
 
         Raises ``NotResumableError`` with the reason if rebuilding would change which samples are
         served (replace a custom sampler by ``order``), and ``ValueError`` for a ``seed`` that

@@ -169,10 +169,10 @@ class WorkerBatches(Wrapped, IterableDataset[WorkerItem]):
 
     The random generators are seeded for each batch from (seed, epoch, rank, worker, index of the
     batch in the worker), private ones of ``collate_fn`` too. Those of the dataset are seeded at the
-    start of an epoch only, alike in every worker and on every rank: a dataset that shuffles before
-    it splits its samples among them relies on that. Without workers, each epoch iterates over a
-    deep copy of the dataset: a worker process starts each epoch with a fresh copy too, and the
-    results must not differ.
+    start of an epoch only, alike in every epoch and worker and on every rank: a dataset that
+    shuffles before it splits its samples among them relies on that. Without workers, each epoch
+    iterates over a deep copy of the dataset: a worker process starts each epoch with a fresh copy
+    too, and the results must not differ.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class _WorkerEpoch:
         an iterator after it.
         """
         self._settings.seeding.seed_for(*self._place, 0)
-        self._own.set(fold64(self._settings.seeding.seed, self._place[0]))
+        self._own.set(self._settings.seeding.seed)
         set_epoch(self._dataset, self._place[0])
         if state and self._settings.stateful:
             self._dataset.load_state_dict(loads(state))
