@@ -7,6 +7,9 @@ run without torch.
 from __future__ import annotations
 
 import importlib
+import sys
+from importlib import util
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,12 +26,15 @@ if TYPE_CHECKING:
     from checkfreq.types import CFMode as CFMode
     from checkfreq.types import Directory as Directory
     from checkfreq.types import Objective as Objective
+    from iterators.cf_iterator import CFIterator as CFIterator
+    from iterators.loop.isolation import isolated_rng as isolated_rng
 
 __version__ = "0.1.0"
 
 _HOME = {
     "CFCheckpoint": "checkfreq.state.checkpoint",
     "CFConfig": "checkfreq.config",
+    "CFIterator": "iterators.cf_iterator",
     "CFManager": "checkfreq.manager",
     "CFMode": "checkfreq.types",
     "DEFAULT_RETENTION": "checkfreq.policy.retention",
@@ -39,6 +45,7 @@ _HOME = {
     "KeepLast": "checkfreq.policy.retention",
     "Mirror": "checkfreq.mirror.settings",
     "Objective": "checkfreq.types",
+    "isolated_rng": "iterators.loop.isolation",
     "load": "checkfreq.restore.load",
 }
 
@@ -46,6 +53,7 @@ __all__ = [
     "DEFAULT_RETENTION",
     "CFCheckpoint",
     "CFConfig",
+    "CFIterator",
     "CFManager",
     "CFMode",
     "Directory",
@@ -55,6 +63,7 @@ __all__ = [
     "KeepLast",
     "Mirror",
     "Objective",
+    "isolated_rng",
     "load",
 ]
 
@@ -62,7 +71,29 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'checkfreq' has no attribute {name!r}")
+    if _HOME[name].startswith("iterators."):
+        _import_iterators()
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def _import_iterators() -> None:
+    """Import the package ``iterators`` that was installed with this one.
+
+    Python looks into the script's own folder first, where a file ``iterators.py`` would hide it.
+    """
+    folder = Path(__file__).resolve().parents[1] / "iterators"
+    if (found := sys.modules.get("iterators")) is not None:
+        if not hasattr(found, "CFIterator"):
+            raise ImportError(
+                f"{getattr(found, '__file__', found)} was imported as 'iterators', the name of a "
+                "package that checkfreq needs: rename that file"
+            )
+        return
+    spec = util.spec_from_file_location("iterators", folder / "__init__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["iterators"] = module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
 
 
 def __dir__() -> list[str]:

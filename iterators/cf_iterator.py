@@ -103,7 +103,7 @@ class CFIterator:
         if on_stop not in ("raise", "return"):
             raise ValueError(f"on_stop must be 'raise' or 'return', got {on_stop!r}")
         self.name, self.marks_steps = name, marks_steps
-        self._adapter = adapted(loader, seed=seed, exact=exact)
+        self._loader, self._adapter = loader, adapted(loader, seed=seed, exact=exact)
         self._takes_seed = seed is None and self._adapter.takes_seed
         self._cursor = Cursor(self._adapter, audit=audit)
         self._boundaries = Boundaries(
@@ -210,6 +210,13 @@ class CFIterator:
         if whole is None:
             raise TypeError("the loader has no length")
         return whole
+
+    def __getattr__(self, name: str) -> Any:
+        """Any other public attribute of the loader: ``dataset``, ``batch_size``, ``sampler``."""
+        if not name.startswith("_") and hasattr(self._loader, name):
+            return getattr(self._loader, name)
+        of = "" if name.startswith("_") else f", nor has its {type(self._loader).__name__}"
+        raise AttributeError(f"CFIterator has no attribute {name!r}{of}")
 
     # The loops
 

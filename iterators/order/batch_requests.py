@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import Subset
 
 from iterators.order.epoch import IDS_AT_ONCE, Order, fold64, fold64_each
+from iterators.order.generators import PrivateGenerators
 
 
 class BatchRequest(NamedTuple):
@@ -181,35 +182,57 @@ class Wrapped:
 class BatchRequestDataset(Wrapped):
     """The user's dataset, indexed by batch requests.
 
+    For each sample the global generators are seeded, and private ones of the dataset or of
+    ``collate``. They are looked for at the first request in each process. If the first samples
+    have made others (in ``__getitem__``), these are seeded too, and the samples are made again.
+
     A dataset whose ``__getitems__`` fetches a whole batch is seeded once per batch, for the first
     sample. Its order is exact at any layout, but its augmentation only at the same batch size and
     world size.
     """
 
-    __slots__ = ("_cf_by_batch", "_cf_seeding")
+    __slots__ = ("_cf_by_batch", "_cf_collate", "_cf_private", "_cf_seeding")
 
-    def __init__(self, dataset: Any, seeding: Seeding) -> None:
+    def __init__(self, dataset: Any, seeding: Seeding, collate: Any = None) -> None:
         object.__setattr__(self, "_cf_dataset", dataset)
         object.__setattr__(self, "_cf_seeding", seeding)
+        object.__setattr__(self, "_cf_collate", collate)
         object.__setattr__(self, "_cf_by_batch", fetches_by_batch(dataset))
+        object.__setattr__(self, "_cf_private", None)
 
     def __len__(self) -> int:
         return len(self._cf_dataset)
 
     def __getitems__(self, request: BatchRequest) -> Fetched:
         fetch = self._by_batch if self._cf_by_batch else self._one_by_one
+        if self._cf_private is None:
+            return Fetched(request, self._first(fetch, request))
         return Fetched(request, fetch(request))
+
+    def _first(
+        self, fetch: Callable[[BatchRequest], list[Any]], request: BatchRequest
+    ) -> list[Any]:
+        private = PrivateGenerators(
+            self._cf_seeding, dataset=self._cf_dataset, collate_fn=self._cf_collate
+        )
+        private.look()
+        object.__setattr__(self, "_cf_private", private)
+        samples = fetch(request)
+        return fetch(request) if private.look() else samples
 
     def _one_by_one(self, request: BatchRequest) -> list[Any]:
         samples = []
         keys = self._cf_seeding.keys(request.epoch, request.ids)
         for sample, key in zip(request.ids, keys, strict=True):
             self._cf_seeding.set(key)
+            self._cf_private.set(key)
             samples.append(self._cf_dataset[sample])
         return samples
 
     def _by_batch(self, request: BatchRequest) -> list[Any]:
-        self._cf_seeding.seed_for(request.epoch, request.ids[0])
+        key = fold64(self._cf_seeding.seed, request.epoch, request.ids[0])
+        self._cf_seeding.set(key)
+        self._cf_private.set(key)
         samples: list[Any] = self._cf_dataset.__getitems__(list(request.ids))
         if len(samples) != len(request.ids):
             raise ValueError(
@@ -219,7 +242,7 @@ class BatchRequestDataset(Wrapped):
         return samples
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._cf_dataset, self._cf_seeding)
+        return type(self), (self._cf_dataset, self._cf_seeding, self._cf_collate)
 
 
 def fetches_by_batch(dataset: Any) -> bool:

@@ -14,11 +14,13 @@ import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from multiprocessing.util import Finalize
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
+from torch.utils.data._utils import signal_handling
 
 from iterators.order.batch_requests import Seeding, Share
 from iterators.order.environment import in_process_group, rank_and_world
@@ -100,6 +102,9 @@ def workers_started(engine: DataLoader[Any]) -> Iterator[Any]:
     batches = iter(engine)
     if engine.num_workers:
         _leave_workers_to_parent()
+        _end_workers_at_exit(os.getpid())
+        for worker in batches._workers:  # type: ignore[attr-defined]
+            worker.terminate = worker.kill  # torch's last resort, once nobody reads from them
         _with_workers.add(batches)
     return batches
 
@@ -115,8 +120,28 @@ def _leave_workers_to_parent() -> None:
     def disown() -> None:
         for batches in _with_workers:
             batches._shutdown = True  # torch checks this flag before it ends the workers
+        _with_workers.clear()
 
     os.register_at_fork(after_in_child=disown)
+
+
+@functools.cache
+def _end_workers_at_exit(process: int) -> None:
+    """Have workers that are left at the end of this process (its id) killed, without a word.
+
+    ``multiprocessing`` would send them SIGTERM and wait. They would answer it by an exit that waits
+    until somebody has read their batches (see ``WorkerStart``), and nobody does any more.
+    """
+    Finalize(None, _end_workers, exitpriority=0)
+
+
+def _end_workers() -> None:
+    for batches in _with_workers:
+        if batches._worker_pids_set:  # or torch's handler of SIGCHLD reports a killed worker
+            signal_handling._remove_worker_pids(id(batches))  # type: ignore[attr-defined]
+            batches._worker_pids_set = False
+        for worker in batches._workers:
+            worker.kill()
 
 
 def forks_workers(engine: DataLoader[Any]) -> bool:

@@ -15,6 +15,7 @@ Training process only; one open epoch at a time.
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -26,6 +27,7 @@ from typing_extensions import Unpack
 from iterators.errors import CorruptPositionError, NotResumableError, ResumeMismatchError
 from iterators.order.batch_requests import Seeding
 from iterators.order.fingerprint import dataset_fingerprint, length_or_none
+from iterators.order.generators import warn_of_unseedable
 from iterators.order.position import Identity, Layout, Position
 from iterators.order.seeds import generator_of
 from iterators.protocol import Delivery
@@ -152,9 +154,9 @@ class ResumableIterableLoader(SeededAdapter):
     ) -> None:
         share = share_of(batch_size, tail, rank, world)
         super().__init__(seed, generator, share)
-        self._rank, self._batch_size = share.rank, batch_size
+        self._rank, self.batch_size = share.rank, batch_size
         self._stateful = is_stateful(dataset)
-        self._dataset, self._engine_class = dataset, engine
+        self.dataset, self._engine_class = dataset, engine
         self._seeding = seeding_of(self._seed, seeded)
         self._settings = _without_persistence(settings)
         self._workers = settings.get("num_workers", 0)
@@ -170,6 +172,9 @@ class ResumableIterableLoader(SeededAdapter):
         self._generator = torch.Generator()
         self._batches = WorkerBatches(dataset, self._batch_settings())
         self._make_engine()  # refuses contradicting settings here
+        warn_of_unseedable(
+            self._seeding, dataset=dataset, collate_fn=collate_of(batch_size, settings)
+        )
         self._open: IterableDeliveries | None = None
 
     @classmethod
@@ -200,7 +205,7 @@ class ResumableIterableLoader(SeededAdapter):
         )
 
     def _rebuild(self) -> None:
-        self._batches = WorkerBatches(self._dataset, self._batch_settings())
+        self._batches = WorkerBatches(self.dataset, self._batch_settings())
 
     @property
     def layout(self) -> Layout:
@@ -216,12 +221,12 @@ class ResumableIterableLoader(SeededAdapter):
         """Torch's estimate from the dataset's length; ``TypeError`` if the dataset has none."""
         length = self.num_batches()
         if length is None:
-            raise TypeError(f"{type(self._dataset).__name__} has no length")
+            raise TypeError(f"{type(self.dataset).__name__} has no length")
         return length
 
     def num_batches(self) -> int | None:
         """Torch's estimate of the batches in an epoch; None if the dataset has no length."""
-        length, size = length_or_none(self._dataset), self._batch_size or 1
+        length, size = length_or_none(self.dataset), self.batch_size or 1
         if length is None:
             return None
         return length // size if self._identity.tail == "drop" else -(-length // size)
@@ -260,7 +265,7 @@ class ResumableIterableLoader(SeededAdapter):
             progress,
             skipping=Skipping(progress.to_make_again),
             guard=None if self._workers else self._seeding,
-            name=type(self._dataset).__name__,
+            name=type(self.dataset).__name__,
         )
         return self._open
 
@@ -269,9 +274,9 @@ class ResumableIterableLoader(SeededAdapter):
 
     def _batch_settings(self) -> BatchSettings:
         return BatchSettings(
-            self._batch_size,
+            self.batch_size,
             self._identity.tail == "drop",
-            collate_of(self._batch_size, self._settings),
+            collate_of(self.batch_size, self._settings),
             self._seeding,
             self._rank,
             self._stateful,
@@ -305,6 +310,8 @@ class IterableDeliveries:
 
     def __next__(self) -> Delivery:
         item = next(self._batches)
+        if item.unsaved:
+            _warn_of_unsaved(self._name, item.unsaved)
         self._progress = self._progress.after(item)
         self._place += 1
         return Delivery(item.data, self._place, state=self._progress.to_state())
@@ -369,6 +376,18 @@ def _require_states(found: int, world: int) -> None:
         raise CorruptPositionError(
             f"the saved position holds the states of {found} ranks, not of {world}"
         )
+
+
+@functools.cache
+def _warn_of_unsaved(name: str, path: str) -> None:
+    logger.warning(
+        "%s draws from %s, and its state_dict() does not hold the state of that generator, so a "
+        "resumed run draws other numbers. Save it there (state['rng'] = "
+        "self.rng.bit_generator.state), and set it in load_state_dict(); or draw from random, "
+        "numpy.random or torch, which are seeded for each batch",
+        name,
+        path,
+    )
 
 
 def _unchanged(item: WorkerItem) -> WorkerItem:

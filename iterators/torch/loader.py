@@ -26,6 +26,7 @@ from iterators.order.batch_requests import (
 from iterators.order.environment import length_of, map_style, sample_order
 from iterators.order.epoch import Int64, ListedOrder, Order
 from iterators.order.fingerprint import dataset_fingerprint, sample_name
+from iterators.order.generators import warn_of_unseedable
 from iterators.order.position import Identity, Layout
 from iterators.order.seeds import generator_of
 from iterators.protocol import Delivery
@@ -42,10 +43,11 @@ from iterators.torch.common import (
     share_of,
     workers_started,
 )
+from iterators.torch.drawn import DrawnOrder
 from iterators.torch.sampling import LoaderSettings, Tail, engine_of, read_sampling, settings_of
 
 #: The user's own order: ``(seed, epoch) -> ids``. The same arguments must give the same ids.
-OrderFunction: TypeAlias = Callable[[int, int], Sequence[int] | Int64]
+OrderFunction: TypeAlias = Callable[[int, int], Sequence[int] | Int64 | DrawnOrder]
 
 
 class ResumableDataLoader(SeededAdapter):
@@ -71,8 +73,9 @@ class ResumableDataLoader(SeededAdapter):
             is served once. A rank that gets none of it is given one sample of weight 0: multiply
             the per-sample loss by ``CFIterator.last_weights``. "drop" does not serve that batch.
         rank, world: default: those of the process group.
-        seeded: which global generators ("torch", "python", "numpy") to seed for each sample.
-            Takes about 2 us for torch and 10 us for each of the others.
+        seeded: which generators ("torch", "python", "numpy") to seed for each sample: the global
+            ones, and those that the dataset, its transforms or ``collate_fn`` keep. The global ones
+            take about 2 us for torch and 10 us for each of the others, a private one 1 to 4 us.
         fingerprint: a name for the data, if the one derived from the dataset does not fit.
         engine: ``DataLoader``, or torchdata's ``StatefulDataLoader``.
         settings: any other setting of ``DataLoader``.
@@ -101,7 +104,8 @@ class ResumableDataLoader(SeededAdapter):
         self._share = share_of(batch_size, tail, rank, world)
         super().__init__(seed, generator, self._share)
         self._shuffle, self._order_function = shuffle, order
-        self._dataset = dataset = map_style(dataset)
+        self.dataset = dataset = map_style(dataset)
+        self.batch_size = batch_size
         self._num_samples = length_of(dataset)
         self._current = self._make_order(0)
         self._identity = Identity(
@@ -125,6 +129,7 @@ class ResumableDataLoader(SeededAdapter):
             collate_of(batch_size, settings), single=batch_size is None
         )
         self._engine = self._make_engine()
+        warn_of_unseedable(self._seeding, dataset=dataset, collate_fn=self._collate.collate)
 
     @classmethod
     def like(
@@ -138,10 +143,11 @@ class ResumableDataLoader(SeededAdapter):
     ) -> ResumableDataLoader:
         """Rebuild ``loader`` with all its settings, with our order instead of its sampler.
 
-        ``seed`` defaults to that of one of our samplers, or of torch's ``DistributedSampler``
-        (unless it is 0, its default); else to the initial seed of the loader's generator, else of
-        torch. The tail is "drop" if the loader itself has ``drop_last=True``. The ``drop_last`` of
-        a sampler leaves nothing out, and that is logged.
+        torch's weighted, subset, replacing or shorter samplers keep their order: their indices are
+        drawn again, up to the place. ``seed`` defaults to that of one of our samplers, or of
+        torch's ``DistributedSampler`` (unless it is 0, its default); else to the initial seed of
+        the loader's generator, else of torch. The tail is "drop" if the loader itself has
+        ``drop_last=True``. The ``drop_last`` of a sampler leaves nothing out, and that is logged.
 
         Raises ``NotResumableError`` with the reason if rebuilding would change which samples are
         served (replace a custom sampler by ``order``), and ``ValueError`` for a ``seed`` that
@@ -154,7 +160,7 @@ class ResumableDataLoader(SeededAdapter):
             shuffle=found.shuffle,
             seed=found.seed,
             generator=generator_of(loader),
-            order=order,
+            order=order or found.order,
             tail=found.tail,
             rank=found.rank,
             world=found.world,
@@ -201,7 +207,7 @@ class ResumableDataLoader(SeededAdapter):
 
     def name_of(self, sample: int) -> str:
         """The path of the sample, for a dataset that lists its files."""
-        return sample_name(self._dataset, sample)
+        return sample_name(self.dataset, sample)
 
     def open(self, *, epoch: int, start: int, state: Any = None) -> TorchDeliveries:
         """Start an epoch at place ``start``. The workers begin to load; nothing is fetched yet."""
@@ -226,15 +232,18 @@ class ResumableDataLoader(SeededAdapter):
 
     def _make_order(self, epoch: int) -> Order:
         if self._order_function is not None:
-            return ListedOrder(
-                self._order_function(self._seed, epoch), num_samples=self._num_samples
-            )
-        return sample_order(self._dataset, self._seed, epoch, shuffle=self._shuffle)
+            made = self._order_function(self._seed, epoch)
+            if isinstance(made, DrawnOrder):
+                return made
+            return ListedOrder(made, num_samples=self._num_samples)
+        return sample_order(self.dataset, self._seed, epoch, shuffle=self._shuffle)
 
     def _make_engine(self) -> DataLoader[Delivered]:
         settings = settings_of_engine(self._settings, collate_fn=self._collate)
         return self._engine_class(
-            BatchRequestDataset(self._dataset, self._seeding),  # type: ignore[arg-type]
+            BatchRequestDataset(  # type: ignore[arg-type]
+                self.dataset, self._seeding, self._collate.collate
+            ),
             batch_sampler=self._sampler,  # type: ignore[arg-type]  # BatchRequestDataset takes them
             generator=self._generator,
             **settings,

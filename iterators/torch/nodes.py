@@ -18,6 +18,8 @@ from torch.utils.data.distributed import DistributedSampler
 from iterators.errors import CorruptPositionError, NotResumableError, ResumeMismatchError
 from iterators.order.batch_requests import Share
 from iterators.order.environment import rank_and_world
+from iterators.order.epoch import fold64
+from iterators.order.generators import PrivateGenerators
 from iterators.order.position import Identity, Layout, Position
 from iterators.protocol import Delivery
 from iterators.replay.lookahead import LookAhead
@@ -48,11 +50,12 @@ class ResumableNodeLoader(SeededAdapter):
     prefetched, and given to its ``reset()``. It may hold plain values only. An epoch ends when the
     node does, and the next one begins with ``reset()``, as in a ``Loader``.
 
-    **Randomness.** The global generators are seeded for each batch from (seed, epoch, rank, index),
-    so what a ``Mapper`` draws is repeatable, as long as nothing between it and the loop prefetches.
-    Threads and processes (``ParallelMapper``, ``Prefetcher``, ``PinMemory``) draw from generators
-    that nobody seeds: let a sample's random numbers follow from the sample there. A warning says
-    so, unless ``seeded`` is empty.
+    **Randomness.** The global generators, and those that a ``Mapper``'s function keeps for itself,
+    are seeded for each batch from (seed, epoch, rank, index), so what a ``Mapper`` draws is
+    repeatable, as long as nothing between it and the loop prefetches. Threads and processes
+    (``ParallelMapper``, ``Prefetcher``, ``PinMemory``) draw from generators that nobody seeds: let
+    a sample's random numbers follow from the sample there. A warning says so, unless ``seeded`` is
+    empty.
 
     Arguments
         seed: default: that of torch; rank 0's on all ranks.
@@ -89,6 +92,9 @@ class ResumableNodeLoader(SeededAdapter):
         self._identity = Identity("torchdata-nodes-1", 0, name + seeds, self._seed)
         self._layout = Layout(world, 0, 0, versions=VERSIONS)
         self._seeding = seeding_of(self._seed, seeded)
+        functions = [one.map_fn for one in nodes if hasattr(one, "map_fn")]
+        self._private = PrivateGenerators(self._seeding, map_fn=functions)
+        self._private.look()
         if seeded:
             _warn_of_threads(nodes)
         self._first: str | None = None
@@ -161,6 +167,7 @@ class ResumableNodeLoader(SeededAdapter):
         """The batch ``index`` and the node's state after it, encoded."""
         with self._seeding.caller_kept():
             self._seeding.seed_for(epoch, self._rank, index)
+            self._private.set(fold64(self._seeding.seed, epoch, self._rank, index))
             batch = next(self._root)
             return batch, dumps(self._root.state_dict())
 

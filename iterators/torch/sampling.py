@@ -23,6 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from iterators.errors import IterationStateError, NotResumableError
 from iterators.order.environment import length_of
+from iterators.torch.drawn import DrawnOrder, can_be_drawn, drawing
 from iterators.torch.samplers import ResumableDistributedSampler, ResumableSampler
 
 logger = logging.getLogger(__name__)
@@ -55,7 +56,8 @@ class LoaderSettings(TypedDict, total=False):
 class Sampling:
     """The settings found in a loader and its samplers; None where they do not say.
 
-    ``tail`` follows from the ``drop_last`` of the batches. The ``drop_last`` of a sampler only
+    ``order`` draws the indices of a sampler whose order has no formula. ``tail`` follows from the
+    ``drop_last`` of the batches. The ``drop_last`` of a sampler only
     evens out the ranks, which our tail does as well; see ``_log_kept``.
     """
 
@@ -66,6 +68,7 @@ class Sampling:
     rank: int | None = None
     world: int | None = None
     fingerprint: str | None = None
+    order: Callable[[int, int], DrawnOrder] | None = None
 
 
 def read_sampling(loader: DataLoader[Any], *, seed: int | None, custom_order: bool) -> Sampling:
@@ -111,9 +114,14 @@ def _torchdatas(name: str) -> Any:
 
 
 def _is_a(sampler: object, kind: type) -> bool:
-    """Whether ``sampler`` is exactly torch's ``kind``, or torchdata's replacement for it."""
+    """Whether ``sampler`` serves as torch's ``kind`` does, or is torchdata's replacement for it.
+
+    A subclass serves alike if it has the ``__iter__`` of ``kind``.
+    """
     names: dict[type, str] = {DistributedSampler: "StatefulDistributedSampler"}
-    return type(sampler) in (kind, _torchdatas(names.get(kind, kind.__name__)))
+    if type(sampler) is _torchdatas(names.get(kind, kind.__name__)):
+        return True
+    return isinstance(sampler, kind) and getattr(type(sampler), "__iter__", 0) is kind.__iter__  # type: ignore[attr-defined]
 
 
 def _shares(sampler: object) -> bool:
@@ -147,8 +155,10 @@ def _read_sampler(
         found = replace(found, rank=sampler.rank, world=sampler.num_replicas, seed=seed)
     if custom_order:
         return found
-    shuffle = _shuffles(sampler)
-    if shuffle is None or _covered(sampler) != length_of(loader.dataset):
+    shuffle, num_samples = _shuffles(sampler), length_of(loader.dataset)
+    if shuffle is None or _covered(sampler) != num_samples:
+        if can_be_drawn(sampler) or _is_a(sampler, RandomSampler):
+            return replace(found, order=drawing(sampler, num_samples))
         raise NotResumableError(
             f"the order of {_described(sampler)} cannot be entered in the middle. Give the same "
             "order as a function: ResumableDataLoader.like(loader, order=lambda seed, epoch: ids); "
@@ -210,10 +220,6 @@ def _covered(sampler: Any) -> int:
 
 
 def _described(sampler: Any) -> str:
-    if _is_a(sampler, RandomSampler):
-        return (
-            f"RandomSampler(replacement={sampler.replacement}, num_samples={sampler.num_samples})"
-        )
     known = _shuffles(sampler) is not None
     name = type(sampler).__name__
     return f"{name} over other data than the loader's" if known else f"the custom sampler {name}"

@@ -24,6 +24,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from iterators.errors import CorruptPositionError, NotResumableError
 from iterators.order.batch_requests import Seeding, Wrapped
+from iterators.order.epoch import fold64
+from iterators.order.generators import PrivateGenerators
 from iterators.torch.encoding import dumps, loads
 from iterators.torch.known_streams import set_epoch
 
@@ -43,13 +45,18 @@ class ItemKind(Enum):
 
 
 class WorkerItem(NamedTuple):
-    """One item from a worker. ``state`` is text because pinning memory would copy tensors in it."""
+    """One item from a worker. ``state`` is text because pinning memory would copy tensors in it.
+
+    ``unsaved``: how a private generator is reached that was drawn from, and that the state of the
+    dataset does not depend on.
+    """
 
     worker: int
     kind: ItemKind
     num_batches: int = 0
     state: str = ""
     data: Any = None
+    unsaved: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +168,11 @@ class WorkerBatches(Wrapped, IterableDataset[WorkerItem]):
     """The user's dataset, iterated over as worker items from the place set by ``seek``.
 
     The random generators are seeded for each batch from (seed, epoch, rank, worker, index of the
-    batch in the worker). Without workers, each epoch iterates over a deep copy of the dataset: a
-    worker process starts each epoch with a fresh copy too, and the results must not differ.
+    batch in the worker), private ones of ``collate_fn`` too. Those of the dataset are seeded at the
+    start of an epoch only, alike in every epoch and worker and on every rank: a dataset that
+    shuffles before it splits its samples among them relies on that. Without workers, each epoch
+    iterates over a deep copy of the dataset: a worker process starts each epoch with a fresh copy
+    too, and the results must not differ.
     """
 
     def __init__(
@@ -207,6 +217,10 @@ class _WorkerEpoch:
         self._worker = worker
         self._made = 0
         self._source: Any = dataset if settings.stateful else None
+        self._own = PrivateGenerators(settings.seeding, dataset=dataset)
+        self._of_collate = PrivateGenerators(settings.seeding, collate_fn=settings.collate)
+        self._own.look()
+        self._of_collate.look()
 
     def items(self, progress: WorkerProgress) -> Iterator[WorkerItem]:
         samples = self._start(progress.states[self._worker])
@@ -230,6 +244,7 @@ class _WorkerEpoch:
         an iterator after it.
         """
         self._settings.seeding.seed_for(*self._place, 0)
+        self._own.set(self._settings.seeding.seed)
         set_epoch(self._dataset, self._place[0])
         if state and self._settings.stateful:
             self._dataset.load_state_dict(loads(state))
@@ -238,6 +253,7 @@ class _WorkerEpoch:
             self._source = samples if is_stateful(samples) else None
             if state:
                 self._load(state)
+        self._own.look(iterator=samples)
         return samples
 
     def _load(self, state: str) -> None:
@@ -249,7 +265,7 @@ class _WorkerEpoch:
         self._source.load_state_dict(loads(state))
 
     def _make_again(self, samples: Iterator[Any], progress: WorkerProgress) -> Iterator[WorkerItem]:
-        """Make this worker's batches again, without collating them.
+        """Make this worker's batches again, without collating them if that changes nothing.
 
         Torch waits for an item from every worker in turn, so all workers must send the same number
         of ``SKIPPED`` items, however many batches each has to make.
@@ -259,9 +275,12 @@ class _WorkerEpoch:
         for index in range(1, rounds + 1):
             count = own * index // rounds - self._made
             for _ in range(count):
-                if len(self._next_samples(samples)) < (self._settings.size or 1):
+                taken = self._next_samples(samples)
+                if len(taken) < (self._settings.size or 1):
                     yield WorkerItem(self._worker, ItemKind.TOO_SHORT, self._made)
                     return
+                if self._own.shares_with(self._of_collate):
+                    self._collated(taken)
                 self._made += 1
             yield WorkerItem(self._worker, ItemKind.SKIPPED, count)
 
@@ -278,8 +297,20 @@ class _WorkerEpoch:
         # either: the state of many datasets at their end is that of their next beginning.
         needs_state = self._source is not None and not partial
         state = dumps(self._source.state_dict()) if needs_state else ""
-        data = settings.collate(taken[0] if settings.size is None else taken)
+        unsaved = self._unsaved(state) if state and self._own.found else ""
+        data = self._collated(taken)
         self._made += 1
-        return WorkerItem(
-            self._worker, ItemKind.LAST if partial else ItemKind.BATCH, state=state, data=data
-        )
+        kind = ItemKind.LAST if partial else ItemKind.BATCH
+        return WorkerItem(self._worker, kind, state=state, data=data, unsaved=unsaved)
+
+    def _collated(self, taken: list[Any]) -> Any:
+        self._of_collate.set(fold64(self._settings.seeding.seed, *self._place, self._made + 1))
+        return self._settings.collate(taken[0] if self._settings.size is None else taken)
+
+    def _unsaved(self, state: str) -> str:
+        """How a generator is reached that this batch drew from, unless ``state`` depends on it."""
+        if moved := self._own.moved():
+            with self._own.disturbed():
+                if dumps(self._source.state_dict()) != state:
+                    return ""
+        return moved

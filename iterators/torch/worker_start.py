@@ -2,9 +2,10 @@
 
 A launcher that stops a run signals its whole process group. Workers killed by that signal would
 make the loader fail before the last checkpoint is taken, so they leave the group. They are ended
-by the loader, or by the kernel when the training process ends. One that is sent SIGTERM all the
-same ends between two instructions, so that it releases the locks that it shares with the trainer,
-which would wait for them for ever.
+by the loader, at the end of the training process (``workers_started``), or by the kernel if that
+process is killed. One that is sent SIGTERM all the same ends between two instructions and hands
+over its last batch, so that it releases the locks that it shares with the trainer, which would
+wait for them for ever.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -89,3 +90,40 @@ def test_a_process_killed_several_times_serves_every_sample_once(
     orders = [EpochOrder(29, 6, epoch).ids(range(29)).tolist() for epoch in range(3)]
     assert state["history"] == [one for order in orders for one in order]
     assert (state["position"]["epoch"], state["position"]["position"]) == (3, 0)
+
+
+BESIDE = """
+import multiprocessing, sys
+from checkfreq import CFIterator, isolated_rng
+from torch.utils.data import DataLoader
+if __name__ == "__main__":
+    loader = CFIterator(DataLoader(range(8), 4, num_workers=1, multiprocessing_context="spawn"))
+    assert len([*loader]) == 2
+    with isolated_rng():
+        import iterators
+        assert iterators.CFIterator is CFIterator
+"""
+
+
+def test_checkfreq_hands_on_the_iterator_beside_a_file_of_that_name(tmp_path: Path) -> None:
+    (tmp_path / "iterators.py").write_text("raise RuntimeError('the file was imported')")
+    script = tmp_path / "train.py"
+    script.write_text(BESIDE)
+    paths = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    subprocess.run([sys.executable, script], check=True, env=paths, cwd=tmp_path, timeout=240)
+
+
+def test_a_file_that_was_imported_under_the_name_is_named(tmp_path: Path) -> None:
+    (tmp_path / "iterators.py").write_text("")
+    code = "import iterators; from checkfreq import CFIterator"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{PACKAGE.parent}"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert f"{tmp_path}/iterators.py was imported as 'iterators'" in done.stderr
+    assert "rename that file" in done.stderr

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, LambdaLR, SequentialLR
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 
 
 @dataclass(frozen=True)
@@ -519,6 +520,18 @@ def _iterators_have_a_flag() -> bool:
     return was_on is False and batches._shutdown is True
 
 
+def _workers_are_forgotten() -> bool:
+    batches: Any = iter(DataLoader(range(2), num_workers=1))  # type: ignore[arg-type]
+    was_watched = batches._worker_pids_set
+    signal_handling._remove_worker_pids(id(batches))
+    batches._worker_pids_set = False
+    (worker,) = batches._workers
+    worker.kill()
+    worker.join()
+    batches._shutdown_workers()
+    return was_watched is True
+
+
 LOADERS = [
     *(
         PrivateName(
@@ -538,6 +551,17 @@ LOADERS = [
         _iterators_have_a_flag,
         "a fork of the training process may end its loader workers",
         "find what keeps __del__ of torch's iterator from ending workers a second time",
+    ),
+    *(
+        PrivateName(
+            "torch",
+            name,
+            "iterators/torch/common.py",
+            _workers_are_forgotten,
+            "a process that leaves a loader open never ends, or says that a worker died",
+            "find how torch's loader knows its workers, and what reports one that is killed",
+        )
+        for name in ("_workers", "_worker_pids_set", "_remove_worker_pids")
     ),
 ]
 

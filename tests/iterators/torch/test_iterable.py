@@ -404,7 +404,7 @@ def test_an_indexed_source_is_resumed_at_any_layout(kind: type[IterableDataset[i
     )
     assert len(rebuilt(kind(), 4, drop_last=True)) == 2
     assert len(ResumableDataLoader(Indexed(), 5)) == 2
-    assert isinstance(ResumableDataLoader(Indexed())._dataset, Squares)
+    assert isinstance(ResumableDataLoader(Indexed()).dataset, Squares)
 
 
 def test_an_index_alone_does_not_replace_the_datasets_own_order() -> None:
