@@ -67,7 +67,8 @@ class CFIterator:
             second source of data. The position of such an iterator moves with each batch that it
             hands out. In a ``zip``, put the iterator that marks steps first.
         accumulate: pass a boundary every ``accumulate`` batches, instead of after each attempted
-            weight update. A shorter group at the end of an epoch counts too.
+            weight update. A shorter group at the end of an epoch counts too; in ``steps()``, a
+            group goes on in the next epoch.
         exact: whether to refuse a loader that can only be resumed by loading again.
         steps_to_run: end iteration after this many boundaries in this process.
         chk_freq: handed to the manager: boundaries between two checkpoints.

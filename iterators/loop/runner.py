@@ -60,6 +60,8 @@ class PassRunner:
         self.last_report: EpochReport | None = None
         #: Where the batch handed out last begins, or the next one before any was.
         self._batch_start = cursor.live.place
+        #: Whether the last pass was one of steps(), which has no epochs for its loop.
+        self._is_stream = False
 
     def load(self, position: Position) -> None:
         """Continue from ``position``, as if nothing had been served."""
@@ -108,6 +110,7 @@ class PassRunner:
         Settle the last pass first. Only a weak reference to the generator is kept: when a loop is
         left, Python has to collect it at once, which ends the loader's workers.
         """
+        self._is_stream = limit is not None
         running = self._serve(limit)
         self._running = weakref.ref(running)
         return running
@@ -224,10 +227,11 @@ class PassRunner:
         """Move to the next epoch, and pass the last boundary of this one if it is due.
 
         Batches after the last update (gradients still accumulating) do not make one due. They stay
-        pending, and the boundary of the next update is reported as the epoch's.
+        pending, and the boundary of the next update is reported as the epoch's. The groups of
+        steps() go on over the end of an epoch, which its loop does not see.
         """
         live = self._cursor.live
-        due = self._rule.is_due(live.uncommitted, epoch_over=True)
+        due = self._rule.is_due(live.uncommitted, epoch_over=not self._is_stream)
         if self._adapter.batches_left(live.place) == 0:
             num_unused = self._rule.num_unused(live.uncommitted)
             self.counting.epoch_ends(live.epoch, num_unused=num_unused)

@@ -198,6 +198,13 @@ def test_accumulate_passes_a_boundary_every_n_batches_and_at_the_epochs_end() ->
     assert places(manager) == [(0, 4, 1), (0, 8, 2), (1, 0, 3)]
 
 
+def test_groups_of_steps_go_on_over_the_end_of_an_epoch() -> None:
+    manager = FakeManager()
+    iterator = managed(manager, n=10, batch=2, accumulate=2)
+    assert len(list(iterator.steps(5))) == 10
+    assert places(manager) == [(0, 4, 1), (0, 8, 2), (1, 2, 3), (1, 6, 4), (2, 0, 5)]
+
+
 def test_without_a_manager_every_batch_is_an_update() -> None:
     iterator = CFIterator(loader())
     seen = [place(iterator) for _ in iterator.epochs(1) for _ in iterator]
