@@ -245,7 +245,7 @@ class _WorkerEpoch:
         return iter(samples.__next__, self) if samples is self._dataset else samples
 
     def _load_before_iter(self, state: str) -> AttributeError | None:
-        """Load the dataset's state. The error is returned: ``__iter__`` may make what is missing."""
+        """Load the dataset's state; return the error, as ``__iter__`` may make what is missing."""
         try:
             self._dataset.load_state_dict(loads(state))
         except AttributeError as error:
