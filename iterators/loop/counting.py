@@ -96,7 +96,7 @@ class Counting:
             return
         if epoch == self._entered:
             self._end = batches
-        elif was_left and batches < self._end <= self._start + batches:
+        elif was_left and 0 < batches < self._end <= self._start + batches:
             self._tell_of_end(
                 batches,
                 f"epoch {epoch} was left after {batches} batches, but epoch {self._entered}, which "
