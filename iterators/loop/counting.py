@@ -78,7 +78,7 @@ class Counting:
             )
             return
         logger.log(
-            logging.INFO if kind is None else logging.WARNING,
+            logging.WARNING if kind is not None else logging.INFO,
             "iterator %r resumed at batch %d of epoch %d, but %s: write `for i, batch in "
             "train_loader.enumerate()`, or use train_loader.batch as the index",
             self._name,
