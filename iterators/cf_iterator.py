@@ -20,6 +20,7 @@ from iterators.loop.boundaries import Boundaries
 from iterators.loop.boundary_rule import BoundaryRule
 from iterators.loop.cursor import Cursor, EpochReport
 from iterators.loop.passes import PassState
+from iterators.loop.restarted_loops import EpochsWatch
 from iterators.loop.restore_log import log_changes, log_nothing_left, log_seeds
 from iterators.loop.runner import PassRunner
 from iterators.order.epoch import Int64
@@ -67,7 +68,11 @@ class CFIterator:
             second source of data. The position of such an iterator moves with each batch that it
             hands out. In a ``zip``, put the iterator that marks steps first.
         accumulate: pass a boundary every ``accumulate`` batches, instead of after each attempted
-            weight update. A shorter group at the end of an epoch counts too.
+            weight update. A shorter group at the end of an epoch counts too; in ``steps()``, a
+            group goes on in the next epoch.
+        batches_per_epoch: end each epoch after this many batches, at the latest: what
+            ``islice(train_loader, n)`` or a ``break`` after ``n`` batches does, but counted over
+            restarts. The rest of the epoch is not served; the next one has an order of its own.
         exact: whether to refuse a loader that can only be resumed by loading again.
         steps_to_run: end iteration after this many boundaries in this process.
         chk_freq: handed to the manager: boundaries between two checkpoints.
@@ -92,6 +97,7 @@ class CFIterator:
         name: str = "train",
         marks_steps: bool = True,
         accumulate: int | None = None,
+        batches_per_epoch: int | None = None,
         exact: bool = True,
         steps_to_run: int | None = None,
         chk_freq: int | None = None,
@@ -99,7 +105,9 @@ class CFIterator:
         on_stop: Literal["raise", "return"] = "raise",
         audit: bool = False,
     ) -> None:
-        _require_positive(accumulate=accumulate, steps_to_run=steps_to_run)
+        _require_positive(
+            accumulate=accumulate, batches_per_epoch=batches_per_epoch, steps_to_run=steps_to_run
+        )
         if on_stop not in ("raise", "return"):
             raise ValueError(f"on_stop must be 'raise' or 'return', got {on_stop!r}")
         self.name, self.marks_steps = name, marks_steps
@@ -116,7 +124,10 @@ class CFIterator:
             rule=BoundaryRule(cf_manager if marks_steps else None, accumulate=accumulate),
             boundaries=self._boundaries,
             on_delivery=getattr(cf_manager, "on_delivery", None),
+            batches_per_epoch=batches_per_epoch,
         )
+        self._batches_per_epoch = batches_per_epoch
+        self._epochs_watch = EpochsWatch(name) if cf_manager is not None and marks_steps else None
         # Last: a manager that has already restored applies the position while it registers.
         self._register(cf_manager, chk_freq=chk_freq, dynamic=dynamic)
 
@@ -125,6 +136,8 @@ class CFIterator:
     @property
     def epoch(self) -> int:
         """The epoch being served, from 0. It advances after the epoch's tail."""
+        if self._epochs_watch is not None:
+            self._epochs_watch.asked()
         return self._cursor.live.epoch
 
     @property
@@ -187,7 +200,7 @@ class CFIterator:
 
         A loader without a length fetches the next batch to find out, and keeps it.
         """
-        return self._adapter.is_over(self._cursor.live.place)
+        return self._runner.is_over(self._cursor.live.place)
 
     @property
     def is_using_batch(self) -> bool:
@@ -206,10 +219,12 @@ class CFIterator:
 
         For an iterable dataset it is torch's estimate. ``TypeError`` if the loader has no length.
         """
+        if not self._cursor.live.place:
+            self._adapter.measure()  # the next epoch has the data that is there as it begins
         whole = self._adapter.num_batches()
         if whole is None:
             raise TypeError("the loader has no length")
-        return whole
+        return min(whole, self._batches_per_epoch or whole)
 
     def __getattr__(self, name: str) -> Any:
         """Any other public attribute of the loader: ``dataset``, ``batch_size``, ``sampler``."""
@@ -228,7 +243,12 @@ class CFIterator:
         later has ended its epoch.
         """
         self._runner.settle()
+        self._watch_epochs()
         return self._runner.start_pass()
+
+    def _watch_epochs(self) -> None:
+        if self._epochs_watch is not None:
+            self._epochs_watch.pass_starts(self._cursor.live.epoch)
 
     def enumerate(self, start: int = 0) -> Iterator[tuple[int, Any]]:
         """The batches of one epoch, each with its index in the epoch, counted from ``start``.
@@ -238,6 +258,7 @@ class CFIterator:
         """
         self._runner.counting.asked()
         self._runner.settle()
+        self._watch_epochs()
         return self._numbered(self._runner.start_pass(), start)
 
     def _numbered(
@@ -269,16 +290,18 @@ class CFIterator:
         live = self._cursor.live
         if not live.place:
             self._boundaries.set_generators_before_epoch(pending=live.uncommitted)
-        if self.epoch >= total and not self._boundaries.is_over:
+        if self._cursor.live.epoch >= total and not self._boundaries.is_over:
             log_nothing_left(self.name, total)
-        while (epoch := self.epoch) < total and not self._boundaries.is_over:
+        while (epoch := self._cursor.live.epoch) < total and not self._boundaries.is_over:
             yield epoch
             runner.tail.ends()
             runner.reset()
             if self._boundaries.is_over:
                 return
             # finish() may have closed it in the tail.
-            is_closed = runner.current.state is PassState.SETTLED and self.epoch > epoch
+            is_closed = (
+                runner.current.state is PassState.SETTLED and self._cursor.live.epoch > epoch
+            )
             runner.current.settle()
             if not is_closed:
                 runner.close_epoch()
@@ -362,17 +385,23 @@ class CFIterator:
         used. The iterator does not change then.
         """
         position = Position.from_dict(state)
-        live = self._adapter.identity
+        saved, live = position.identity, self._adapter.identity
         if self._takes_seed:
-            live = replace(live, seed=position.identity.seed)
+            live = replace(live, seed=saved.seed)
+        if self._adapter.takes_length and live.fingerprint == saved.fingerprint:
+            live = replace(live, n=saved.n)
         position.require(live)
         self._adapter.accept(position)
         self._require_unused()
         log_changes(position, self._adapter)
-        if live != self._adapter.identity:
+        if live.seed != self._adapter.identity.seed:
             log_seeds(self.name, position, self._adapter)
             self._adapter.reseed(live.seed)
+        if live.n != self._adapter.identity.n:
+            self._adapter.measure(live.n)
         self._runner.load(position)
+        if self._epochs_watch is not None:
+            self._epochs_watch.resumed(position.epoch)
 
     def _require_unused(self) -> None:
         is_open = self._runner.current.state is PassState.OPEN

@@ -167,6 +167,18 @@ class Adapter(Protocol):
         """Use the order and randomness of ``seed`` from the next ``open`` on, if ``takes_seed``."""
         return
 
+    @property
+    def takes_length(self) -> bool:
+        """Whether each epoch has as many places as the data has when it begins."""
+        return False
+
+    def measure(self, n: int | None = None) -> None:
+        """If ``takes_length``: the next ``open`` begins an epoch, or one of ``n`` places goes on.
+
+        ``identity.n`` and ``batches_left`` are those of that epoch from now on.
+        """
+        return
+
     def accept(self, position: Position) -> None:
         """Raise if this loader cannot continue at ``position``, whose identity is known to fit.
 

@@ -2,7 +2,8 @@
 
 A restored pass starts in the middle of its epoch. A loop that counts its batches from 0, for
 example with ``enumerate(train_loader)``, then never sees ``i + 1 == len(train_loader)``, and
-accumulates gradients over other groups of batches. ``Counting`` records whether the loop asked us
+accumulates gradients over other groups of batches. One that leaves each epoch after so many batches
+(a ``break``, ``islice``) leaves this one too late. ``Counting`` records whether the loop asked us
 for the true index, and logs where its own count may be wrong. Training thread only.
 """
 
@@ -12,6 +13,7 @@ import gc
 import logging
 from collections.abc import Generator, Iterator
 from inspect import CO_GENERATOR
+from itertools import islice
 from types import FrameType, GeneratorType
 from typing import Any
 
@@ -27,11 +29,17 @@ class Counting:
     def __init__(self, name: str) -> None:
         self._name = name
         self._entered: int | None = None
-        self._asks = self._told = False
+        self._asks = self._told = self._told_of_end = False
+        self._start = self._end = self._left_after = 0
 
-    def resumed(self, epoch: int) -> None:
-        """The next pass starts in the middle of ``epoch``."""
+    def resumed(self, epoch: int, batch: int = 0, left_after: int = 0) -> None:
+        """The next pass starts at ``batch`` of ``epoch``.
+
+        ``left_after``: the batches after which an earlier epoch was left; 0 if none was.
+        """
         self._entered, self._asks, self._told = epoch, False, False
+        self._start, self._end, self._left_after = batch, 0, left_after
+        self._told_of_end = False
 
     def asked(self) -> None:
         """The loop asked for a true index."""
@@ -40,26 +48,72 @@ class Counting:
     def batch_used(
         self, running: Generator[Any, Any, Any] | None, *, epoch: int, batch: int
     ) -> None:
-        """The loop is done with a batch, ``batch`` by its index. Logs once after a restore.
+        """The loop is done with a batch, ``batch`` by its index, and asks for the next.
 
-        At level WARNING if the loop uses Python's ``enumerate``, else INFO.
+        Logs once after a restore: at level WARNING if the loop uses Python's ``enumerate`` or
+        ``islice``, else INFO. And once if it goes on where it left an earlier epoch.
         """
-        if self._entered != epoch or self._asks or self._told:
+        if self._entered != epoch or self._asks:
             return
-        self._told = True
-        counts = running is not None and is_enumerated(running)
+        if not self._told:
+            self._told = True
+            self._tell(counter_of(running) if running is not None else None, epoch, batch)
+        if self._start < self._left_after <= batch + 1:
+            self._tell_of_end(
+                self._left_after,
+                f"an epoch before was left after {self._left_after} batches; epoch {epoch}, which "
+                f"was resumed after {self._start}, goes on there",
+            )
+
+    def _tell(self, kind: type | None, epoch: int, batch: int) -> None:
+        if kind is islice:
+            self._told_of_end = True
+            logger.warning(
+                "iterator %r resumed at batch %d of epoch %d, but islice(train_loader, n) counts "
+                "from 0 there, and so takes n more unless its n is what is left: write "
+                "CFIterator(..., batches_per_epoch=n), and loop over train_loader without islice",
+                self._name,
+                batch,
+                epoch,
+            )
+            return
         logger.log(
-            logging.WARNING if counts else logging.INFO,
+            logging.WARNING if kind is not None else logging.INFO,
             "iterator %r resumed at batch %d of epoch %d, but %s: write `for i, batch in "
             "train_loader.enumerate()`, or use train_loader.batch as the index",
             self._name,
             batch,
             epoch,
-            "enumerate(train_loader) counts from 0 there, so `i + 1 == len(train_loader)` is "
-            "never true"
-            if counts
-            else "a loop that counts by itself starts from 0 there",
+            "a loop that counts by itself starts from 0 there"
+            if kind is None
+            else "enumerate(train_loader) counts from 0 there, so `i + 1 == len(train_loader)` is "
+            "never true",
         )
+
+    def epoch_ended(self, epoch: int, batches: int, *, was_left: bool) -> None:
+        """The loop ended an epoch after so many ``batches``; ``was_left``: it left some of them."""
+        if self._entered is None or self._asks:
+            return
+        if epoch == self._entered:
+            self._end = batches
+        elif was_left and 0 < batches < self._end <= self._start + batches:
+            self._tell_of_end(
+                batches,
+                f"epoch {epoch} was left after {batches} batches, but epoch {self._entered}, which "
+                f"was resumed after {self._start}, went on to {self._end}",
+            )
+
+    def _tell_of_end(self, batches: int, found: str) -> None:
+        if not self._told_of_end:
+            self._told_of_end = True
+            logger.warning(
+                "iterator %r: %s. A loop that ends its epochs by a count of its own (break, "
+                "islice) counts from 0 in a resumed process, and serves too many batches: write "
+                "CFIterator(..., batches_per_epoch=%d) instead",
+                self._name,
+                found,
+                batches,
+            )
 
     def epoch_ends(self, epoch: int, *, num_unused: int) -> None:
         """Every batch was served; ``num_unused`` of them came after the last update."""
@@ -75,18 +129,22 @@ class Counting:
             )
 
 
-def is_enumerated(running: Generator[Any, Any, Any]) -> bool:
-    """Whether an ``enumerate`` draws from the running generator, perhaps through others.
+def counter_of(running: Generator[Any, Any, Any]) -> type | None:
+    """``enumerate`` or ``islice``, if one draws from the generator, perhaps through others.
 
-    An ``enumerate`` has no Python frame, so it can only be found as an object, among all that the
-    garbage collector knows. Done once per restore: beside torch these are hundreds of thousands.
+    Neither has a Python frame, so it can only be found as an object, among all that the garbage
+    collector knows. Done once per restore: beside torch these are hundreds of thousands.
     """
     drawing = list(_drawing_from(running))
-    return any(
-        one is running or (isinstance(one, GeneratorType) and one.gi_frame in drawing)
-        for counting in (gc.get_objects() if drawing else gc.get_referrers(running))
-        if type(counting) is enumerate
-        for one in gc.get_referents(counting)
+    return next(
+        (
+            type(one)
+            for one in (gc.get_objects() if drawing else gc.get_referrers(running))
+            if type(one) in (enumerate, islice)
+            for drawn in gc.get_referents(one)
+            if drawn is running or (isinstance(drawn, GeneratorType) and drawn.gi_frame in drawing)
+        ),
+        None,
     )
 
 

@@ -23,7 +23,7 @@ from iterators.order.ledger import (
     ledger_of_places,
     ledger_of_range,
 )
-from iterators.order.position import Identity, Layout, Position
+from iterators.order.position import Layout, Position
 from iterators.protocol import Adapter, Delivery
 
 #: Faults to describe in words: a repeated fault is clear from the first few. All ids are listed.
@@ -83,22 +83,27 @@ class Cursor:
 
     def __init__(self, adapter: Adapter, *, audit: bool = False) -> None:
         self._adapter = adapter
-        self._identity: Identity = adapter.identity
         self._layout: Layout = adapter.layout
         self._ranks = (adapter.rank,) if adapter.layout.world > 1 else ()
         self._audit = audit
+        if audit and not isinstance(adapter.order(adapter.origin[0]), Permutation):
+            raise ValueError("audit=True needs a permutation of samples that the loader knows")
         self._bitmap: AuditBitmap | None = None
         #: The batches since the last boundary, not in the audit yet, because ``rewind`` may take
         #: them back. For each, how many came before it since the boundary, and its samples.
         self._unmarked: list[tuple[int, Int64 | tuple[()]]] = []
         self.step = 0
+        #: Where the last epoch was left that this run served in one process; 0 if at its end.
+        self._left_at = 0
         self._begin(self._origin())
         self.saved = self._position(self.live, self.step)
 
     def deliver(self, delivery: Delivery) -> None:
         """Move ``live`` over one batch."""
         counted = _counted(delivery)
-        if self._bitmap is not None:
+        if self._audit:
+            if self._bitmap is None:
+                self._start_audit()
             self._unmarked.append((self.live.uncommitted, counted))
         self.live = replace(
             self.live,
@@ -115,10 +120,12 @@ class Cursor:
         self.live = replace(self.live, uncommitted=0, ended_epoch=False)
         self.saved = self._position(self.live, self.step)
 
-    def end_epoch(self) -> EpochReport:
-        """Move ``live`` to the start of the next epoch."""
+    def end_epoch(self, *, was_left: bool = False) -> EpochReport:
+        """Move ``live`` to the start of the next epoch. ``was_left``: the loop left this one."""
         self._mark_delivered()
         report, live = self._report(), self.live
+        if not self._base.place:
+            self._left_at = live.place if was_left else 0
         self._begin(
             Progress(
                 live.epoch + 1, uncommitted=live.uncommitted, ended_epoch=True, state=live.state
@@ -140,8 +147,7 @@ class Cursor:
         rank = self._adapter.rank
         ledger = position.ledger if rank == 0 else Ledger()
         state = position.states[rank] if rank < len(position.states) else None
-        self.step = position.step
-        self._identity = self._adapter.identity  # a default seed gave way to the position's
+        self.step, self._left_at = position.step, position.left_at
         self._begin(Progress(position.epoch, position.position, ledger, state=state))
         self._knows_before = rank > 0 or ledger.count == position.position
         self.saved = self._position(self.live, self.step)
@@ -162,12 +168,11 @@ class Cursor:
         """Start to serve at ``at``: from here on, this rank's places are evenly spaced."""
         self._base = self.live = at
         self._knows_before = True
-        if self._audit:
-            self._start_audit()
+        self._bitmap = None
 
     def _position(self, at: Progress, step: int) -> Position:
         return Position(
-            self._identity,
+            self._adapter.identity,
             at.epoch,
             at.place,
             step,
@@ -175,6 +180,7 @@ class Cursor:
             self._layout,
             states=() if at.state is None else (at.state,),
             ranks=self._ranks,
+            left_at=self._left_at,
         )
 
     def _report(self) -> EpochReport:
@@ -183,7 +189,7 @@ class Cursor:
         return EpochReport(
             live.epoch,
             live.place if order is None else live.ledger.count,
-            max(0, self._identity.n - live.place),
+            max(0, self._adapter.identity.n - live.place),
             live.ledger,
             None if order is None else self._exact(order),
             doubled,
@@ -209,8 +215,7 @@ class Cursor:
     def _start_audit(self) -> None:
         """A fresh bitmap, in which the places before a restored position count as served."""
         order = self._adapter.order(self.live.epoch)
-        if not isinstance(order, Permutation):
-            raise ValueError("audit=True needs a permutation of samples that the loader knows")
+        assert order is not None, "checked at the beginning"
         self._bitmap, self._unmarked = AuditBitmap(order.n), []
         for ids in ids_of_places(order, 0, self._base.place):
             self._bitmap.mark(ids)

@@ -54,7 +54,7 @@ class Pass:
         state: PassState = PassState.SETTLED,
         attempts: int = 0,
     ) -> None:
-        self.state = state
+        self.state, self.was_left = state, False
         #: The progress to go back to if what was handed out since then was not used.
         self.last_boundary = start
         self._rule, self._attempts_before = rule, attempts
@@ -86,6 +86,7 @@ class Pass:
         """The generator has ended, in ``state``."""
         assert self.state is PassState.OPEN, f"a pass that is {self.state.name} cannot end"
         self._move(state)
+        self.was_left = state is PassState.LEFT
 
     def pause(self) -> None:
         """A pass that was left is to be continued after all: the run closes in mid-epoch."""

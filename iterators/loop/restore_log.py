@@ -17,14 +17,24 @@ LARGEST_TYPED_SEED = (1 << 32) - 1
 
 
 def log_changes(position: Position, adapter: Adapter) -> None:
-    """Log a different layout or tail policy, and a ledger that does not cover the place."""
+    """Log a different layout, length or tail, and a ledger that does not cover the place."""
     then, now = position.layout, adapter.layout
     if then != now and then != Layout():
         logger.info(
             "resuming with a different layout: %s; saved with %s", now.to_dict(), then.to_dict()
         )
     counted, served = position.ledger.count, position.position
-    if adapter.order(position.epoch) is not None and counted != served:
+    n, now_n = position.identity.n, adapter.identity.n
+    if n != now_n:
+        if served:
+            logger.info(
+                "epoch %d goes on with the %d samples that it began with; the data has %d now, "
+                "which the next epoch will serve unless that changes",
+                position.epoch,
+                n,
+                now_n,
+            )
+    elif adapter.order(position.epoch) is not None and counted != served:
         logger.warning(
             "the restored position accounts for %d of the %d samples served so far in its epoch, "
             "so the check at the end of the epoch covers only the rest. Was it saved by one rank "

@@ -39,7 +39,8 @@ _MANY_UNUSED = 50
 class PassRunner:
     """The passes of one iterator. ``name`` is the iterator's, for the log.
 
-    ``on_delivery`` is told of each batch before it is handed out.
+    ``on_delivery`` is told of each batch before it is handed out. ``batches_per_epoch`` is
+    ``CFIterator``'s.
     """
 
     def __init__(
@@ -51,8 +52,9 @@ class PassRunner:
         rule: BoundaryRule,
         boundaries: Boundaries,
         on_delivery: Callable[[str, Delivery], None] | None = None,
+        batches_per_epoch: int | None = None,
     ) -> None:
-        self._on_delivery = on_delivery
+        self._on_delivery, self._batches_per_epoch = on_delivery, batches_per_epoch
         self._name, self._adapter, self._cursor = name, adapter, cursor
         self._rule, self._boundaries = rule, boundaries
         self._running: weakref.ref[Generator[Any, None, None]] | None = None
@@ -63,6 +65,8 @@ class PassRunner:
         self.last_report: EpochReport | None = None
         #: Where the batch handed out last begins, or the next one before any was.
         self._batch_start = cursor.live.place
+        #: Whether the last pass was one of steps(), which has no epochs for its loop.
+        self._is_stream = False
 
     def load(self, position: Position) -> None:
         """Continue from ``position``, as if nothing had been served."""
@@ -72,16 +76,33 @@ class PassRunner:
         self._boundaries.restart()
         self.current = Pass(self._rule, self._cursor.live)
         if position.position:
-            self.counting.resumed(position.epoch)
+            left_at = 0 if self._batches_per_epoch else position.left_at
+            self.counting.resumed(position.epoch, self.index, self._index_at(left_at))
 
     # What was handed out
 
     @property
     def index(self) -> int:
         """Index in its epoch of the batch handed out last."""
-        whole = self._adapter.batches_left(0)
-        left = self._adapter.batches_left(self._batch_start)
-        return self._batch_start if whole is None or left is None else whole - left
+        return self._index_at(self._batch_start)
+
+    def _index_at(self, place: int) -> int:
+        """Index in its epoch of the batch that begins at ``place``."""
+        whole, left = self._adapter.batches_left(0), self._adapter.batches_left(place)
+        return place if whole is None or left is None else whole - left
+
+    def is_over(self, place: int) -> bool:
+        """Whether the open epoch ends at ``place``; see ``Adapter.is_over``."""
+        return self._is_cut(place) or self._adapter.is_over(place)
+
+    def _is_cut(self, place: int) -> bool:
+        """Whether ``batches_per_epoch`` ends the epoch at ``place``."""
+        most = self._batches_per_epoch
+        return most is not None and self._index_at(place) >= most
+
+    def _is_whole(self, place: int) -> bool:
+        """Whether the epoch is known to end at ``place``, without a look at the next batch."""
+        return self._is_cut(place) or self._adapter.batches_left(place) == 0
 
     @property
     def is_using_batch(self) -> bool:
@@ -111,6 +132,7 @@ class PassRunner:
         Settle the last pass first. Only a weak reference to the generator is kept: when a loop is
         left, Python has to collect it at once, which ends the loader's workers.
         """
+        self._is_stream = limit is not None
         running = self._serve(limit)
         self._running = weakref.ref(running)
         return running
@@ -152,6 +174,8 @@ class PassRunner:
         try:
             self._boundaries.set_generators(pending=self._pending)
             while True:
+                if self._is_cut(self._cursor.live.place):
+                    return PassState.EXHAUSTED
                 try:
                     delivery = next(deliveries)
                 except StopIteration:
@@ -169,7 +193,7 @@ class PassRunner:
                 self._tell_of_count(live.epoch)
                 # is_over() of a loader of unknown length fetches the next batch, and keeps it:
                 # asked only where a boundary depends on the answer.
-                if self._rule.is_due(self._pending) and not self._adapter.is_over(delivery.end):
+                if self._rule.is_due(self._pending) and not self.is_over(delivery.end):
                     self.pass_boundary()
                     if self._boundaries.has_halted or self._cursor.step == limit:
                         return PassState.SETTLED
@@ -204,7 +228,7 @@ class PassRunner:
 
     def _state_when_left(self, limit: int | None) -> PassState:
         trained, place = self.current.has_trained(self._pending), self._cursor.live.place
-        if trained and self._adapter.batches_left(place) == 0:
+        if trained and self._is_whole(place):
             return PassState.EXHAUSTED  # left on the last batch: nothing of the epoch is missing
         return PassState.LEFT if limit is None else PassState.PAUSED
 
@@ -233,16 +257,19 @@ class PassRunner:
         """Move to the next epoch, and pass the last boundary of this one if it is due.
 
         Batches after the last update (gradients still accumulating) do not make one due. They stay
-        pending, and the boundary of the next update is reported as the epoch's.
+        pending, and the boundary of the next update is reported as the epoch's. The groups of
+        steps() go on over the end of an epoch, which its loop does not see.
         """
         live = self._cursor.live
-        due = self._rule.is_due(live.uncommitted, epoch_over=True)
-        if self._adapter.batches_left(live.place) == 0:
+        due = self._rule.is_due(live.uncommitted, epoch_over=not self._is_stream)
+        if self._is_whole(live.place):
             num_unused = self._rule.num_unused(live.uncommitted)
             self.counting.epoch_ends(live.epoch, num_unused=num_unused)
             if live.place and not self.current.last_boundary.place:  # whole, without a boundary
                 self._tell_of_no_update(epoch_over=True)
-        self.last_report = self._cursor.end_epoch()
+        was_left = self.current.was_left
+        self.counting.epoch_ended(live.epoch, self._index_at(live.place), was_left=was_left)
+        self.last_report = self._cursor.end_epoch(was_left=was_left)
         self._batch_start = 0
         _log_report(self._name, self.last_report)
         if due:

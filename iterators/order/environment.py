@@ -48,13 +48,15 @@ def indexed_source(dataset: IterableDataset[Any]) -> Any:
     return named() if callable(named) else None
 
 
-def sample_order(dataset: Any, seed: int, epoch: int, *, shuffle: bool) -> Order:
+def sample_order(
+    dataset: Any, seed: int, epoch: int, *, shuffle: bool, n: int | None = None
+) -> Order:
     """The order of one epoch. If shuffled, the dataset's own ``epoch_order`` if it has one.
 
-    The number of places in such an order may differ from the number of samples, but must be the
-    same in every epoch. A seed that cannot be saved is refused even without shuffling.
+    The number of places in such an order may differ from ``n``, the number of samples (default: the
+    dataset's length). A seed that cannot be saved is refused even without shuffling.
     """
-    shuffled: Order = EpochOrder(length_of(dataset), seed, epoch)
+    shuffled: Order = EpochOrder(length_of(dataset) if n is None else n, seed, epoch)
     if not shuffle:
         return SequentialOrder(shuffled.n)
     if callable(own := getattr(dataset, "epoch_order", None)):

@@ -9,6 +9,7 @@ only; one open epoch at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 from typing_extensions import Unpack
 
+from iterators.errors import ResumeMismatchError
 from iterators.order.batch_requests import (
     BatchRequestCollate,
     BatchRequestDataset,
@@ -24,7 +26,7 @@ from iterators.order.batch_requests import (
     Seeding,
 )
 from iterators.order.environment import length_of, map_style, sample_order
-from iterators.order.epoch import Int64, ListedOrder, Order
+from iterators.order.epoch import EpochOrder, Int64, ListedOrder, Order, SequentialOrder
 from iterators.order.fingerprint import dataset_fingerprint, sample_name
 from iterators.order.generators import warn_of_unseedable
 from iterators.order.position import Identity, Layout
@@ -62,13 +64,16 @@ class ResumableDataLoader(SeededAdapter):
     run may be resumed in mid-epoch with a different number of ranks, batch size or number of
     workers, and still serves every sample of the epoch once, with the same bits.
 
+    The dataset may grow or shrink between two epochs: an epoch has the samples that were there as
+    it began, in a resumed process too, which may open it with more samples but not with fewer.
+
     Arguments
         batch_size: samples per batch of this rank; None delivers single samples, uncollated.
         shuffle: permute the samples by (seed, epoch), or use the dataset's own
             ``epoch_order(seed, epoch)`` if it has one (see ``ShardedDataset``).
         seed: default: the initial seed of ``generator``, else of torch (``torch.manual_seed``);
             rank 0's on all ranks. A restored run keeps its own.
-        order: a function (seed, epoch) -> ids, of constant length, used instead of either order.
+        order: a function (seed, epoch) -> ids, used instead of either order.
         tail: "short" shares the last, partial batch evenly among the ranks, so that every sample
             is served once. A rank that gets none of it is given one sample of weight 0: multiply
             the per-sample loss by ``CFIterator.last_weights``. "drop" does not serve that batch.
@@ -115,12 +120,8 @@ class ResumableDataLoader(SeededAdapter):
             self._seed,
             tail,
         )
-        if not self._share.batches(self._identity.n):
-            raise ValueError(
-                f"tail='drop' would serve nothing: {self._identity.n} samples make no whole "
-                f"batch of {self._share.global_batch}"
-            )
-        self._epoch = 0
+        self._require_batches()
+        self._epoch: int | None = 0
         self._seeding = seeding_of(self._seed, seeded)
         self._sampler = BatchRequestSampler(self._current, self._share)
         self._generator = torch.Generator()
@@ -193,16 +194,28 @@ class ResumableDataLoader(SeededAdapter):
         """Batches from place ``start`` to the end of an epoch."""
         return self._share.batches(self._identity.n - start)
 
+    @property
+    def takes_length(self) -> bool:
+        """An epoch has as many samples as the dataset when it begins."""
+        return True
+
+    def measure(self, n: int | None = None) -> None:
+        """Take the dataset's length for the epoch to come, or ``n`` for one that goes on."""
+        num_samples = length_of(self.dataset) if n is None else n
+        if num_samples != self._num_samples:
+            self._num_samples, self._epoch = num_samples, None
+        if n is not None or self._counts_samples:
+            self._identity = replace(self._identity, n=num_samples)
+
+    @property
+    def _counts_samples(self) -> bool:
+        """Whether there is a place for each sample; an order of the user's may have others."""
+        return isinstance(self._current, EpochOrder | SequentialOrder)
+
     def order(self, epoch: int) -> Order:
         """The order of ``epoch``. Keeps the last one asked for, since it may be slow to make."""
         if epoch != self._epoch:
-            order = self._make_order(epoch)
-            if order.n != self._identity.n:
-                raise ValueError(
-                    "order(seed, epoch) must always have the same length: it has "
-                    f"{self._identity.n} ids in epoch 0 and {order.n} in epoch {epoch}"
-                )
-            self._current, self._epoch = order, epoch
+            self._current, self._epoch = self._make_order(epoch), epoch
         return self._current
 
     def name_of(self, sample: int) -> str:
@@ -211,7 +224,7 @@ class ResumableDataLoader(SeededAdapter):
 
     def open(self, *, epoch: int, start: int, state: Any = None) -> TorchDeliveries:
         """Start an epoch at place ``start``. The workers begin to load; nothing is fetched yet."""
-        self._sampler.seek(self.order(epoch), epoch=epoch, start=start)
+        self._sampler.seek(self._entered(epoch, start), epoch=epoch, start=start)
         seed_generator(self._generator, self._seed, epoch)
         # Without persistent workers, use a new engine per epoch: a StatefulDataLoader keeps its
         # iterator, and with it the workers, as long as it lives.
@@ -225,6 +238,33 @@ class ResumableDataLoader(SeededAdapter):
             raise
         return TorchDeliveries(batches, span=span, guard=guard, on_failure=self.close)
 
+    def _entered(self, epoch: int, start: int) -> Order:
+        """The order of an epoch that begins with the data as it is, or goes on as it began."""
+        if not start:
+            self.measure()
+        order = self.order(epoch)
+        if not start:
+            self._identity = replace(self._identity, n=order.n)
+            self._require_batches()
+            return order
+        left = length_of(self.dataset) if self._counts_samples else order.n
+        if order.n != self._identity.n or left < order.n:
+            raise ResumeMismatchError(
+                f"the length of the data in epoch {epoch}",
+                expected=self._identity.n,
+                found=min(left, order.n),
+                advice="An epoch goes on with the samples that were there as it began: give the "
+                "dataset at least those before the loop asks for the first batch.",
+            )
+        return order
+
+    def _require_batches(self) -> None:
+        if not self._share.batches(self._identity.n):
+            raise ValueError(
+                f"tail='drop' would serve nothing: {self._identity.n} samples make no whole "
+                f"batch of {self._share.global_batch}"
+            )
+
     def close(self) -> None:
         """End persistent workers; the next ``open`` starts new ones."""
         if self._engine.persistent_workers:
@@ -235,8 +275,10 @@ class ResumableDataLoader(SeededAdapter):
             made = self._order_function(self._seed, epoch)
             if isinstance(made, DrawnOrder):
                 return made
-            return ListedOrder(made, num_samples=self._num_samples)
-        return sample_order(self.dataset, self._seed, epoch, shuffle=self._shuffle)
+            return ListedOrder(made, num_samples=length_of(self.dataset))
+        return sample_order(
+            self.dataset, self._seed, epoch, shuffle=self._shuffle, n=self._num_samples
+        )
 
     def _make_engine(self) -> DataLoader[Delivered]:
         settings = settings_of_engine(self._settings, collate_fn=self._collate)

@@ -241,20 +241,32 @@ class _WorkerEpoch:
 
         Seeded with index 0, for what ``iter`` and ``set_epoch`` draw; batches use 1 and above. A
         dataset's state is loaded before ``iter`` (it may decide what to iterate over), the state of
-        an iterator after it.
+        an iterator after it. A dataset that is its own iterator gets it at both times, because its
+        ``__iter__`` may start from the beginning.
         """
         self._settings.seeding.seed_for(*self._place, 0)
         self._own.set(self._settings.seeding.seed)
         set_epoch(self._dataset, self._place[0])
-        if state and self._settings.stateful:
-            self._dataset.load_state_dict(loads(state))
+        own = self._settings.stateful
+        failure = self._load_before_iter(state) if own and state else None
         samples: Iterator[Any] = iter(self._dataset)
-        if not self._settings.stateful:
+        if not own:
             self._source = samples if is_stateful(samples) else None
-            if state:
-                self._load(state)
+        if state and (not own or samples is self._dataset):
+            self._load(state)
+        elif failure is not None:
+            raise failure
         self._own.look(iterator=samples)
-        return samples
+        # Whatever loops over a dataset that is its own iterator would begin it anew.
+        return iter(samples.__next__, self) if samples is self._dataset else samples
+
+    def _load_before_iter(self, state: str) -> AttributeError | None:
+        """Load the dataset's state; return the error, as ``__iter__`` may make what is missing."""
+        try:
+            self._dataset.load_state_dict(loads(state))
+        except AttributeError as error:
+            return error
+        return None
 
     def _load(self, state: str) -> None:
         if self._source is None:

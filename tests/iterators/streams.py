@@ -98,6 +98,32 @@ class Walked(Opaque):
         return Walk(1_000_000 * self.epoch + 1000 * worker, count)
 
 
+class OwnIterator(Opaque):
+    """Is its own iterator, which begins anew in ``__iter__`` and has no state before."""
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, count = self.share()
+        self.walk = Walk(1_000_000 * self.epoch + 1000 * worker, count)
+        return self
+
+    def __next__(self) -> dict[str, Any]:
+        return next(self.walk)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.walk.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.walk.load_state_dict(state)
+
+
+class Rewound(OwnIterator):
+    """The same with a state at any time, which ``__iter__`` sets back without an error."""
+
+    def __init__(self, shares: list[int]) -> None:
+        super().__init__(shares)
+        self.walk = Walk(0, 0)
+
+
 class Batched(Opaque):
     """Yields ready batches of its own sizes."""
 

@@ -6,8 +6,9 @@ import json
 import logging
 import multiprocessing
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -29,8 +30,9 @@ from iterators.loop.cursor import Cursor
 from iterators.order.epoch import ListedOrder
 from iterators.order.position import Identity, Layout, Position
 from iterators.protocol import Adapter, Delivery, Manager, PositionSource
-from iterators.testing import FakeManager
+from iterators.testing import FakeManager, check_resumable
 from tests.iterators.datasets import Augmented, Folder, Plain
+from tests.iterators.streams import Opaque
 
 
 def loader(n: int = 10, batch: int = 4, **settings: Any) -> ResumableDataLoader:
@@ -196,6 +198,55 @@ def test_accumulate_passes_a_boundary_every_n_batches_and_at_the_epochs_end() ->
         for _ in iterator:
             pass
     assert places(manager) == [(0, 4, 1), (0, 8, 2), (1, 0, 3)]
+
+
+def test_groups_of_steps_go_on_over_the_end_of_an_epoch() -> None:
+    manager = FakeManager()
+    iterator = managed(manager, n=10, batch=2, accumulate=2)
+    assert len(list(iterator.steps(5))) == 10
+    assert places(manager) == [(0, 4, 1), (0, 8, 2), (1, 2, 3), (1, 6, 4), (2, 0, 5)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: loader(22),
+        lambda: DataLoader(Opaque([22]), batch_size=4),
+        lambda: [range(start, start + 4) for start in range(6)],
+    ],
+)
+@pytest.mark.parametrize(("most", "served"), [(1, 1), (4, 4), (6, 6), (9, 6)])
+def test_an_epoch_ends_after_so_many_batches_at_every_restart(
+    make: Callable[[], Any], most: int, served: int
+) -> None:
+    def cut() -> CFIterator:
+        return CFIterator(make(), exact=False, batches_per_epoch=most, seed=3)
+
+    assert check_resumable(cut) == 2 * served + 1
+    iterator = cut()
+    for _ in iterator.epochs(2):
+        last = [iterator.is_last_batch for _ in iterator]
+        assert last == [False] * (served - 1) + [True]
+    assert iterator.epoch == 2
+    assert len(list(cut().steps(2 * served + 1))) == 2 * served + 1
+
+
+def test_an_epoch_of_so_many_batches_is_what_islice_serves() -> None:
+    manager, other = FakeManager(), FakeManager()
+    cut = managed(manager, n=20, batch=4, batches_per_epoch=3)
+    assert len(cut) == 3
+    sliced = managed(other, n=20, batch=4)
+    for _ in zip(cut.epochs(2), sliced.epochs(2), strict=True):
+        mine, theirs = [], []
+        for batch in cut:
+            manager.weight_update()
+            mine.append(batch.tolist())
+        for batch in islice(sliced, 3):
+            other.weight_update()
+            theirs.append(batch.tolist())
+        assert mine == theirs
+    assert manager.events == other.events
+    assert places(manager) == places(other)
 
 
 def test_without_a_manager_every_batch_is_an_update() -> None:

@@ -101,6 +101,11 @@ def test_the_loaders_own_states_are_kept_in_the_order_of_the_ranks() -> None:
     assert Position.from_dict(json.loads(json.dumps(merged.to_dict()))) == merged
 
 
+def test_the_place_at_which_an_epoch_was_left_is_kept_by_all_ranks() -> None:
+    left = replace(POSITION, left_at=7)
+    assert Position.from_dict(json.loads(json.dumps(left.merged(left).to_dict()))).left_at == 7
+
+
 @pytest.mark.parametrize("state", [[], "position", None])
 def test_what_is_not_a_dictionary_is_refused(state: Any) -> None:
     with pytest.raises(CorruptPositionError, match="a position is a dictionary"):

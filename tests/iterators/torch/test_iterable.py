@@ -37,6 +37,8 @@ from tests.iterators.streams import (
     Batched,
     Indexed,
     Opaque,
+    OwnIterator,
+    Rewound,
     SelfIndexed,
     Sized,
     Squares,
@@ -98,6 +100,23 @@ def test_every_state_resumes_exactly(
     )
     per_epoch = sum(one // 2 if drop_last else -(-one // 2) for one in shares)
     assert tried == 2 * per_epoch + 1
+
+
+@pytest.mark.parametrize(("shares", "workers"), [([5], 0), ([4, 2], 2)])
+@pytest.mark.parametrize("kind", [OwnIterator, Rewound])
+def test_a_dataset_that_is_its_own_iterator_resumes_exactly(
+    kind: type[Opaque], shares: list[int], workers: int
+) -> None:
+    check_resumable(lambda: rebuilt(kind(shares), num_workers=workers), epochs=2)
+
+
+def test_a_state_that_cannot_be_loaded_before_iter_nor_after_it_raises() -> None:
+    class Renamed(Stateful):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.missing.update(state)
+
+    with pytest.raises(AttributeError, match="missing"):
+        list(restored(state_after(rebuilt(Renamed([5])), 1), Renamed([5])))
 
 
 @pytest.mark.parametrize("workers", [0, 2])

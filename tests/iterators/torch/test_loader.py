@@ -32,7 +32,13 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from iterators import CFIterator, EpochOrder, NotResumableError, ResumableDataLoader
+from iterators import (
+    CFIterator,
+    EpochOrder,
+    NotResumableError,
+    ResumableDataLoader,
+    ResumeMismatchError,
+)
 from iterators.order.batch_requests import (
     BatchRequest,
     BatchRequestCollate,
@@ -270,11 +276,25 @@ def test_the_users_own_order_replaces_ours() -> None:
     assert loader.identity.algorithm == "listed-1"
 
 
-def test_an_order_that_changes_its_length_is_refused() -> None:
+def test_each_epoch_has_the_length_of_its_order() -> None:
     loader = ResumableDataLoader(Plain(9), 3, order=lambda seed, epoch: range(5 + epoch))
-    for _ in range(2):  # also when it is asked for again
-        with pytest.raises(ValueError, match="5 ids in epoch 0 and 6 in epoch 1"):
-            loader.open(epoch=1, start=0)
+    assert [ids_of(loader, epoch=epoch)[-1] for epoch in range(3)] == [[3, 4], [3, 4, 5], [6]]
+    assert loader.batches_left(0) == 3
+
+
+def test_an_epoch_that_goes_on_needs_the_samples_that_it_began_with() -> None:
+    dataset = Plain(9)
+    loader = ResumableDataLoader(dataset, 3, shuffle=True, seed=1)
+    whole = ids_of(loader, epoch=1)
+    dataset.n = 12  # grows in mid-epoch
+    assert ids_of(loader, epoch=1, start=3)[0] == whole[1]
+    dataset.n = 8
+    with pytest.raises(ResumeMismatchError, match="length of the data in epoch 1"):
+        loader.open(epoch=1, start=3)
+    assert sorted(chain.from_iterable(ids_of(loader, epoch=2))) == list(range(8))
+    resumed = ResumableDataLoader(Plain(30), 3, shuffle=True, seed=1)
+    resumed.measure(9)
+    assert ids_of(resumed, epoch=1, start=3)[0] == whole[1]
 
 
 # Rebuilding a given loader

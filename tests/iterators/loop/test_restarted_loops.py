@@ -1,0 +1,175 @@
+"""A loop over a range that begins again in a restored run is found; every other loop is not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from iterators import CFIterator, ResumableDataLoader
+from iterators.testing import FakeManager
+from tests.iterators.datasets import Plain
+
+#: Of epochs; a script has it from its arguments.
+TOTAL = 4
+
+
+def made(manager: FakeManager | None = None) -> CFIterator:
+    return CFIterator(ResumableDataLoader(Plain(6), 2), cf_manager=manager or FakeManager())
+
+
+def restored(epoch: int = 2) -> CFIterator:
+    first = made(manager := FakeManager())
+    for _ in first.steps(3 * epoch):
+        manager.weight_update()
+    manager.close()
+    iterator = made(updating := FakeManager())
+    iterator.load_state_dict(first.state_dict())
+    updating.weight_update()
+    return iterator
+
+
+def one_epoch(iterator: CFIterator) -> None:
+    list(iterator)
+
+
+def bar(items: Iterable[Any]) -> Iterator[Any]:
+    yield from items
+
+
+def plain(iterator: CFIterator) -> None:
+    for _ in range(TOTAL):
+        for _ in iterator:
+            break
+
+
+def numbered(iterator: CFIterator) -> None:
+    for _ in range(1, TOTAL + 1):
+        for _ in iterator.enumerate():
+            break
+
+
+def in_a_function(iterator: CFIterator) -> None:
+    for _ in bar(range(TOTAL)):
+        one_epoch(iterator)
+
+
+def nested(iterator: CFIterator) -> None:
+    for _ in range(TOTAL):
+        for _ in range(2):
+            one_epoch(iterator)
+
+
+def after_a_look(iterator: CFIterator) -> None:
+    next(iter(iterator))
+    plain(iterator)
+
+
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        (plain, "`for _ in train_loader.epochs(TOTAL):`"),
+        (numbered, "`for _ in range(train_loader.epoch + 1, TOTAL + 1):`"),
+        (in_a_function, "`for _ in train_loader.epochs(TOTAL):`"),
+        (nested, "`for _ in train_loader.epochs(TOTAL):`"),
+        (after_a_look, "`for _ in train_loader.epochs(TOTAL):`"),
+    ],
+)
+def test_a_range_that_begins_again_is_named_with_the_line_to_write(
+    script: Callable[[CFIterator], None], line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    script(restored())
+    (warning,) = warnings(caplog)
+    assert "goes on in epoch 2" in warning
+    assert line in warning
+
+
+def epochs(iterator: CFIterator) -> None:
+    for _ in iterator.epochs(TOTAL):
+        for _ in range(1):
+            one_epoch(iterator)
+
+
+def from_the_epoch(iterator: CFIterator) -> None:
+    for _ in range(iterator.epoch, TOTAL):
+        one_epoch(iterator)
+
+
+def what_is_left(iterator: CFIterator) -> None:
+    for _ in range(TOTAL - iterator.epoch):
+        one_epoch(iterator)
+
+
+def from_a_variable(iterator: CFIterator) -> None:
+    start = 2
+    for _ in range(start, TOTAL):
+        one_epoch(iterator)
+
+
+def skipping(iterator: CFIterator) -> None:
+    for epoch in range(TOTAL):
+        if epoch >= 2:
+            one_epoch(iterator)
+
+
+def until_the_end(iterator: CFIterator) -> None:
+    while True:
+        for _ in range(2):
+            one_epoch(iterator)
+        break
+
+
+def by_name(iterator: CFIterator) -> None:
+    for _ in ("train",):
+        one_epoch(iterator)
+
+
+def a_look(iterator: CFIterator) -> None:
+    next(iter(iterator))
+
+
+def sourceless(iterator: CFIterator) -> None:
+    exec("for _ in range(4): list(iterator)", {"iterator": iterator})
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        epochs,
+        from_the_epoch,
+        what_is_left,
+        from_a_variable,
+        skipping,
+        until_the_end,
+        by_name,
+        a_look,
+        sourceless,
+    ],
+)
+def test_a_loop_that_may_be_right_is_not_warned_of(
+    script: Callable[[CFIterator], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    script(restored())
+    assert not warnings(caplog)
+
+
+def test_a_loop_around_the_making_of_the_iterator_is_not_over_its_epochs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for _ in range(2):
+        one_epoch(restored())
+    assert not warnings(caplog)
+
+
+def test_a_run_in_its_first_epoch_or_started_anew_is_not_warned_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plain(restored(0))
+    plain(made())
+    assert not warnings(caplog)
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
