@@ -45,6 +45,8 @@ class Manager(Protocol):
 
     A manager may also have
 
+    - ``at_boundary``: whether no update was attempted since the last boundary, so that a batch of a
+      second source asked for now is for the next update (assumed without it);
     - ``finished``: True once the run is over, at whatever step; the iterator that marks steps then
       serves nothing more;
     - ``on_delivery(name, delivery)``, or None: told of each batch before it is handed out;
@@ -188,6 +190,13 @@ class Adapter(Protocol):
         it for the next call.
         """
         return self.batches_left(place) == 0
+
+    def twin(self) -> Adapter | None:
+        """A second adapter over the same data, to open while this one is; None if there is none.
+
+        It must share nothing with this one that an open epoch depends on.
+        """
+        return None
 
     def order(self, epoch: int) -> Order | None:
         """The order of the epoch, to check what was served; None if the loader has none."""

@@ -80,7 +80,7 @@ class Pass:
             return True
         if self._rule.no_update_since(self._attempts_before):
             return False
-        return self._rule.is_due(pending)
+        return self._rule.is_due(pending, epoch_over=self.state is PassState.EXHAUSTED)
 
     def end(self, state: PassState) -> None:
         """The generator has ended, in ``state``."""
