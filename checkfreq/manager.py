@@ -161,11 +161,6 @@ class CFManager:
         """Weight updates attempted in this process, including skipped ones."""
         return self._gate.attempts
 
-    @property
-    def at_boundary(self) -> bool:
-        """True if no weight update was attempted since the last boundary."""
-        return self._gate.at_boundary
-
     # ---- boundaries
 
     def step(self) -> None:

@@ -21,7 +21,7 @@ from iterators.loop.ahead import AheadWatch
 from iterators.loop.boundaries import Boundaries
 from iterators.loop.boundary_rule import BoundaryRule
 from iterators.loop.cursor import Cursor, EpochReport
-from iterators.loop.last_update import LastUpdate
+from iterators.loop.last_update import LastUpdate, marks_for
 from iterators.loop.passes import PassState
 from iterators.loop.restore_log import log_changes, log_seeds
 from iterators.loop.runner import PassRunner
@@ -134,6 +134,8 @@ class CFIterator:
             last_update=_last_update(cf_manager, self._cursor, marks_steps=marks_steps),
             ahead=AheadWatch(name, cf_manager) if cf_manager and lookahead is None else None,
         )
+        if cf_manager is not None and marks_steps:
+            marks_for(cf_manager, self._runner)
         # Last: a manager that has already restored applies the position while it registers.
         self._register(cf_manager, chk_freq=chk_freq, dynamic=dynamic)
 
@@ -261,7 +263,10 @@ class CFIterator:
         if not self.marks_steps or self._turn != self.epoch or self._boundaries.is_over:
             return None
         torch: Any = sys.modules.get("torch")
-        is_open, has_trained = self._runner.current.state is PassState.OPEN, self._runner.has_trained
+        is_open, has_trained = (
+            self._runner.current.state is PassState.OPEN,
+            self._runner.has_trained,
+        )
         if (is_open or has_trained) and torch is not None and not torch.is_grad_enabled():
             return self.evaluate()
         if has_trained:
@@ -334,7 +339,7 @@ class CFIterator:
             is_closed = runner.current.state is PassState.SETTLED and self.epoch > epoch
             runner.current.settle()
             if not is_closed:
-                runner.close_epoch()
+                runner.turn()
 
     def steps(self, total: int) -> Iterator[Any]:
         """Batches, across epochs, until ``total`` boundaries were passed in all.

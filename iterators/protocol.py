@@ -45,8 +45,6 @@ class Manager(Protocol):
 
     A manager may also have
 
-    - ``at_boundary``: whether no update was attempted since the last boundary, so that a batch of a
-      second source asked for now is for the next update (assumed without it);
     - ``finished``: True once the run is over, at whatever step; the iterator that marks steps then
       serves nothing more;
     - ``on_delivery(name, delivery)``, or None: told of each batch before it is handed out;

@@ -40,9 +40,9 @@ def _drawing_from(one: Any) -> Iterator[Any]:
             for holder in gc.get_referrers(*found)
             if type(holder) is tuple or (isinstance(holder, _DRAWING) and _is_suspended(holder))
         ]
-        if not found:
-            return
         yield from (holder for holder in found if type(holder) is not tuple)
+        if not found or any(type(holder) is zip for holder in found):
+            return
 
 
 def _drawn_from_by(holder: Any, code: CodeType) -> list[tuple[Any, Any]]:

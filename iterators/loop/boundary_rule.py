@@ -57,11 +57,11 @@ class BoundaryRule:
             return False
         if self._accumulate is not None:
             return epoch_over or used >= self._accumulate
-        return self._manager is None or self._updated_in_group()
+        return self._manager is None or self.updated_in_group()
 
     def is_early(self, pending: int) -> bool:
         """Whether an update came before ``lookahead`` batches and one more were fetched."""
-        return 0 < pending <= self.lookahead and self._updated_in_group()
+        return 0 < pending <= self.lookahead and self.updated_in_group()
 
     def no_update_since(self, attempts: int) -> bool:
         """Whether a manager counts updates and has counted none since ``attempts`` was read."""
@@ -69,9 +69,10 @@ class BoundaryRule:
 
     def num_unused(self, pending: int) -> int:
         """How many of the pending batches no update has used yet."""
-        if self._manager is None or self._updated_in_group():
+        if self._manager is None or self.updated_in_group():
             return 0
         return max(0, pending - self.lookahead)
 
-    def _updated_in_group(self) -> bool:
+    def updated_in_group(self) -> bool:
+        """Whether an update was attempted since ``start_group``."""
         return self.attempts != self._attempts_before_group

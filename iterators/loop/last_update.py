@@ -8,9 +8,36 @@ update (by validation, say) belongs to the iteration that ends at the boundary.
 
 from __future__ import annotations
 
+import contextlib
+from typing import Protocol
+from weakref import WeakKeyDictionary
+
 from iterators.loop.cursor import Cursor
 from iterators.order.position import Position
 from iterators.protocol import Manager
+
+
+class Marking(Protocol):
+    """The passes of the iterator that marks steps."""
+
+    @property
+    def owes_boundary(self) -> bool:
+        """Whether an update was attempted since the first batch that no boundary covers."""
+        ...
+
+    @property
+    def is_turning(self) -> bool:
+        """Whether a turn of ``epochs()`` ends: what was fetched for it is used or dropped."""
+        ...
+
+
+_marking: WeakKeyDictionary[Manager, Marking] = WeakKeyDictionary()
+
+
+def marks_for(manager: Manager, marking: Marking) -> None:
+    """Let the other iterators of ``manager`` know the one that passes the boundaries."""
+    with contextlib.suppress(TypeError):  # a manager without weak references
+        _marking[manager] = marking
 
 
 class LastUpdate:
@@ -32,15 +59,18 @@ class LastUpdate:
         attempts = self._manager.update_attempts
         if attempts == self._attempts:
             return
-        if self._attempts is None and getattr(self._manager, "at_boundary", True):
-            self._comes_first = True
+        if self._attempts is None:
+            marking = _marking.get(self._manager)
+            self._comes_first |= marking is None or not marking.owes_boundary
         self._attempts = attempts
         if self._comes_first:
             self._before = self._cursor.position_used()
 
     def position(self) -> Position:
         """The position within the pass that is open."""
+        marking = _marking.get(self._manager)
         is_unused = self._attempts == self._manager.update_attempts
-        if is_unused and self._comes_first and self._before is not None:
+        is_dropped = marking is not None and marking.is_turning
+        if self._before is not None and is_unused and not is_dropped:
             return self._before
         return self._cursor.position_used()

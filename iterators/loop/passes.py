@@ -80,6 +80,8 @@ class Pass:
             return True
         if self._rule.no_update_since(self._attempts_before):
             return False
+        if self.state is PassState.LEFT and pending:
+            pending += self._rule.lookahead  # nothing more came, so nothing is ahead
         return self._rule.is_due(pending, epoch_over=self.state is PassState.EXHAUSTED)
 
     def end(self, state: PassState) -> None:

@@ -62,6 +62,7 @@ class PassRunner:
         self._rule, self._boundaries = rule, boundaries
         self._running: weakref.ref[Generator[Any, None, None]] | None = None
         self.counting, self.tail = Counting(name), TailWatch(name)
+        self.is_turning = False
         self.current = Pass(rule, cursor.live)
         self.last: Delivery | None = None
         self.last_num_samples: int | None = None
@@ -97,6 +98,11 @@ class PassRunner:
         if self.current.state is not PassState.EXHAUSTED:
             pending -= self._rule.lookahead
         return pending > 0 and self.current.settlement(self._pending) is not Settlement.TAKE_BACK
+
+    @property
+    def owes_boundary(self) -> bool:
+        """Whether an update was attempted since the first batch that no boundary covers."""
+        return self._pending > 0 and self._rule.updated_in_group()
 
     @property
     def has_trained(self) -> bool:
@@ -297,6 +303,14 @@ class PassRunner:
         """If the last pass was left early after training, let a later run serve the rest."""
         if self.current.state is PassState.LEFT and self.current.has_trained(self._pending):
             self.current.pause()
+
+    def turn(self) -> None:
+        """Close the epoch at the end of a turn of ``epochs()``."""
+        self.is_turning = True
+        try:
+            self.close_epoch()
+        finally:
+            self.is_turning = False
 
     def close_epoch(self, *, may_stop: bool = True) -> None:
         """Move to the next epoch, and pass the last boundary of this one if it is due.

@@ -166,17 +166,12 @@ class FakeManager:
     """
 
     def __init__(self, *, restored: Mapping[str, dict[str, Any]] | None = None) -> None:
-        self.update_attempts = self._attempts_at_boundary = 0
+        self.update_attempts = 0
         self.stopped = False
         self.events: list[str] = []
         self.positions: list[dict[str, dict[str, Any]]] = []
         self._restored = dict(restored or {})
         self._sources: dict[str, PositionSource] = {}
-
-    @property
-    def at_boundary(self) -> bool:
-        """Whether no update was attempted since the last boundary."""
-        return self.update_attempts == self._attempts_at_boundary
 
     def register_position(self, name: str, source: PositionSource, /) -> None:
         """Remember ``source``, and load its position from ``restored`` if there is one."""
@@ -211,6 +206,5 @@ class FakeManager:
 
     def _boundary(self, name: str) -> None:
         self.events.append(name)
-        self._attempts_at_boundary = self.update_attempts
         saved = {name: source.state_dict() for name, source in self._sources.items()}
         self.positions.append(copy.deepcopy(saved))
