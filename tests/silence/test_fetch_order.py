@@ -66,7 +66,9 @@ def zipping(directory: str, kill: int, *, comes_first: bool, leaves_at: int, n: 
         second = CFIterator(other, cf_manager=manager, seed=2, name="second", marks_steps=False)
         num_updates = manager.global_step if manager.restore() else 0
         for _ in main.epochs(3):
-            pairs: Any = zip(second, main) if comes_first else zip(main, second)
+            pairs: Any = (
+                zip(second, main, strict=False) if comes_first else zip(main, second, strict=False)
+            )
             for pair in pairs:
                 (u,), (x, y) = pair if comes_first else pair[::-1]
                 num_updates += 1
