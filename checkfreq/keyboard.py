@@ -28,7 +28,10 @@ _PATIENCE_S = 5.0
 
 
 class Keyboard:
-    """SIGINT in this process, whose handler is ours while anybody is attached."""
+    """SIGINT in this process, whose handler is ours while anybody is attached.
+
+    As a context, it holds an interrupt back until the end of the outermost ``with`` block.
+    """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -39,11 +42,6 @@ class Keyboard:
         self._previous: Any = None
         #: How many calls are under way, one in another, in which interrupts are held back.
         self._depth = 0
-        self._outer: list[int] = []
-        #: An interrupt that comes in this context is held back until its outermost end.
-        self.held = _Within(self._hold, self._release)
-        #: Within ``held``, an interrupt that comes in this context is raised at once.
-        self.let_through = _Within(self._let_through, self._hold_again)
 
     def attach(self) -> None:
         """Listen until `detach` was called as often."""
@@ -51,7 +49,6 @@ class Keyboard:
             self._main, self._pid = threading.main_thread().ident, os.getpid()
             self._listeners = self._depth = 0
             self._held_since_s = None
-            self._outer.clear()
         self._listeners += 1
         if self._is_main:
             self._take_over(signal.getsignal(signal.SIGINT))
@@ -74,28 +71,19 @@ class Keyboard:
         if callable(handler) and handler != self._handle:
             self._previous = signal.signal(signal.SIGINT, self._handle)
 
-    def _hold(self) -> None:
+    def __enter__(self) -> None:
         if self._is_main:
             self._depth += 1
 
-    def _release(self) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._is_main and self._depth:
             self._depth -= 1
             self._raise_held()
-
-    def _let_through(self) -> None:
-        if self._is_main:
-            self._outer.append(self._depth)
-            self._depth = 0
-            try:
-                self._raise_held()
-            except BaseException:
-                self._hold_again()
-                raise
-
-    def _hold_again(self) -> None:
-        if self._is_main:
-            self._depth = self._outer.pop()
 
     @property
     def _is_listening(self) -> bool:
@@ -121,24 +109,6 @@ class Keyboard:
         self._previous(number, frame)
 
 
-class _Within:
-    """A context that calls ``enter`` and ``leave``; may be entered within itself."""
-
-    def __init__(self, enter: Callable[[], None], leave: Callable[[], None]) -> None:
-        self._enter, self._leave = enter, leave
-
-    def __enter__(self) -> None:
-        self._enter()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._leave()
-
-
 KEYBOARD = Keyboard()
 
 
@@ -147,7 +117,7 @@ def uninterrupted(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @functools.wraps(function)
     def held(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        with KEYBOARD.held:
+        with KEYBOARD:
             return function(*args, **kwargs)
 
     return held

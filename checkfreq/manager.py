@@ -113,7 +113,7 @@ class CFManager:
         )
         KEYBOARD.attach()
         try:
-            with KEYBOARD.held:
+            with KEYBOARD:
                 session = Session(arguments)
         except BaseException:
             KEYBOARD.detach()
@@ -547,6 +547,11 @@ class CFManager:
     def on_delivery(self) -> Callable[[str, Any], None] | None:
         """What iterators tell of each batch that they hand out; None but under a crash test."""
         return None if self._recorder is None else self._recorder.delivered
+
+    def holding_interrupts(self) -> AbstractContextManager[None]:
+        """A context in which Ctrl-C is held back; iterators move their positions in it."""
+        KEYBOARD.listen()
+        return KEYBOARD
 
     @uninterrupted
     def before_first_batch(self) -> None:

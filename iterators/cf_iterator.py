@@ -7,6 +7,7 @@ Training thread only.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -15,10 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iterators.adapters import adapted
-from iterators.errors import IterationStateError
+from iterators.errors import IterationStateError, NotResumableError
+from iterators.loop.ahead import AheadWatch
 from iterators.loop.boundaries import Boundaries
 from iterators.loop.boundary_rule import BoundaryRule
 from iterators.loop.cursor import Cursor, EpochReport
+from iterators.loop.last_update import LastUpdate, marks_for
 from iterators.loop.passes import PassState
 from iterators.loop.restarted_loops import EpochsWatch
 from iterators.loop.restore_log import log_changes, log_nothing_left, log_seeds
@@ -65,14 +68,17 @@ class CFIterator:
             Without a manager, every batch counts as an update.
         name: the name under which the manager saves the position.
         marks_steps: False for every iterator but one, for example those for validation or for a
-            second source of data. The position of such an iterator moves with each batch that it
-            hands out. In a ``zip``, put the iterator that marks steps first.
+            second source of data. The position of such an iterator, too, is that of the last
+            update, in whatever order a ``zip`` asks the two.
         accumulate: pass a boundary every ``accumulate`` batches, instead of after each attempted
             weight update. A shorter group at the end of an epoch counts too; in ``steps()``, a
             group goes on in the next epoch.
         batches_per_epoch: end each epoch after this many batches, at the latest: what
             ``islice(train_loader, n)`` or a ``break`` after ``n`` batches does, but counted over
             restarts. The rest of the epoch is not served; the next one has an order of its own.
+        lookahead: batches that the loop fetches before it uses one, as a prefetcher around this
+            iterator does. They belong to later updates and are served again after a restore. By
+            default a look-ahead is warned about; 0 says that there is none.
         exact: whether to refuse a loader that can only be resumed by loading again.
         steps_to_run: end iteration after this many boundaries in this process.
         chk_freq: handed to the manager: boundaries between two checkpoints.
@@ -98,6 +104,7 @@ class CFIterator:
         marks_steps: bool = True,
         accumulate: int | None = None,
         batches_per_epoch: int | None = None,
+        lookahead: int | None = None,
         exact: bool = True,
         steps_to_run: int | None = None,
         chk_freq: int | None = None,
@@ -110,10 +117,14 @@ class CFIterator:
         )
         if on_stop not in ("raise", "return"):
             raise ValueError(f"on_stop must be 'raise' or 'return', got {on_stop!r}")
+        _require_count("lookahead", lookahead or 0)
         self.name, self.marks_steps = name, marks_steps
         self._loader, self._adapter = loader, adapted(loader, seed=seed, exact=exact)
         self._takes_seed = seed is None and self._adapter.takes_seed
-        self._cursor = Cursor(self._adapter, audit=audit)
+        self._lookahead = lookahead or 0
+        self._cursor = Cursor(self._adapter, audit=audit, lookahead=self._lookahead)
+        #: The epoch that ``epochs()`` is in.
+        self._turn: int | None = None
         self._boundaries = Boundaries(
             cf_manager, marks_steps=marks_steps, steps_to_run=steps_to_run, on_stop=on_stop
         )
@@ -121,13 +132,22 @@ class CFIterator:
             name,
             self._adapter,
             self._cursor,
-            rule=BoundaryRule(cf_manager if marks_steps else None, accumulate=accumulate),
+            rule=BoundaryRule(
+                cf_manager if marks_steps else None,
+                accumulate=accumulate,
+                lookahead=self._lookahead,
+            ),
             boundaries=self._boundaries,
             on_delivery=getattr(cf_manager, "on_delivery", None),
             batches_per_epoch=batches_per_epoch,
+            last_update=_last_update(cf_manager, self._cursor, marks_steps=marks_steps),
+            ahead=AheadWatch(name, cf_manager) if cf_manager and lookahead is None else None,
         )
         self._batches_per_epoch = batches_per_epoch
-        self._epochs_watch = EpochsWatch(name) if cf_manager is not None and marks_steps else None
+        self._epochs_watch: EpochsWatch | None = None
+        if cf_manager is not None and marks_steps:
+            self._epochs_watch = EpochsWatch(name)
+            marks_for(cf_manager, self._runner)
         # Last: a manager that has already restored applies the position while it registers.
         self._register(cf_manager, chk_freq=chk_freq, dynamic=dynamic)
 
@@ -240,15 +260,10 @@ class CFIterator:
 
         Passes the boundary that the previous loop left pending. If that loop was left before any
         update (to look at one batch, say), its batches are served again; a loop that was left
-        later has ended its epoch.
+        later has ended its epoch. A second loop within one turn of ``epochs`` is an evaluation
+        (see ``evaluate``) under ``torch.no_grad()``, and an error elsewhere.
         """
-        self._runner.settle()
-        self._watch_epochs()
-        return self._runner.start_pass()
-
-    def _watch_epochs(self) -> None:
-        if self._epochs_watch is not None:
-            self._epochs_watch.pass_starts(self._cursor.live.epoch)
+        return self._evaluation() or self._next_pass()
 
     def enumerate(self, start: int = 0) -> Iterator[tuple[int, Any]]:
         """The batches of one epoch, each with its index in the epoch, counted from ``start``.
@@ -256,10 +271,54 @@ class CFIterator:
         Like Python's ``enumerate``, except that the index continues after a restore: the last
         batch of an epoch has index ``start + len(train_loader) - 1`` in a resumed run too.
         """
+        if (evaluation := self._evaluation()) is not None:
+            return enumerate(evaluation, start)
         self._runner.counting.asked()
-        self._runner.settle()
-        self._watch_epochs()
-        return self._numbered(self._runner.start_pass(), start)
+        return self._numbered(self._next_pass(), start)
+
+    def _next_pass(self) -> Generator[Any, None, None]:
+        self._runner.end()
+        self._runner.settle(again=self._turn == self._cursor.live.epoch)
+        if self._epochs_watch is not None:
+            self._epochs_watch.pass_starts(self._cursor.live.epoch)
+        return self._runner.start_pass()
+
+    def _evaluation(self) -> Iterator[Any] | None:
+        """The batches of a second pass in one turn of ``epochs``; None for any other pass."""
+        epoch = self._cursor.live.epoch
+        if not self.marks_steps or self._turn != epoch or self._boundaries.is_over:
+            return None
+        torch: Any = sys.modules.get("torch")
+        is_open = self._runner.current.state is PassState.OPEN
+        has_trained = self._runner.has_trained
+        if (is_open or has_trained) and torch is not None and not torch.is_grad_enabled():
+            return self.evaluate()
+        if has_trained:
+            raise IterationStateError(
+                f"iterator {self.name!r}: a second loop within epoch {epoch} of epochs(), "
+                "which was trained on already. To measure something on the training data, write "
+                "`for batch in train_loader.evaluate()`, or loop under torch.no_grad(): neither "
+                "moves the position. To train on, let the loop over epochs() come to its next turn"
+            )
+        return None
+
+    def evaluate(self) -> Iterator[Any]:
+        """Every batch of the present epoch once, for a measurement on the training data.
+
+        Moves no position, draws nothing from the generators of training, and may be called at any
+        time, also in the middle of an epoch. The batches come from a loader of their own, whose
+        workers start with the loop and end with it. ``last_ids`` and the like are those of the
+        evaluation as long as its loop runs. On several ranks each gets its share.
+
+        Raises ``NotResumableError`` for a loader that cannot be opened twice, as a DALI pipeline.
+        """
+        twin = self._adapter.twin()
+        if twin is None:
+            raise NotResumableError(
+                f"iterator {self.name!r}: {type(self._adapter).__name__} cannot be opened beside "
+                "itself for an evaluation. Make a second loader for it"
+            )
+        return self._runner.evaluation(twin)
 
     def _numbered(
         self, batches: Generator[Any, None, None], start: int
@@ -290,12 +349,20 @@ class CFIterator:
         live = self._cursor.live
         if not live.place:
             self._boundaries.set_generators_before_epoch(pending=live.uncommitted)
-        if self._cursor.live.epoch >= total and not self._boundaries.is_over:
+        if live.epoch >= total and not self._boundaries.is_over:
             log_nothing_left(self.name, total)
         while (epoch := self._cursor.live.epoch) < total and not self._boundaries.is_over:
-            yield epoch
+            self._turn = epoch
+            try:
+                yield epoch
+            except GeneratorExit:  # an error, Ctrl-C or a break: the epoch may still go on
+                runner.reset()
+                runner.keep_epoch_open()
+                raise
+            finally:
+                self._turn = None
             runner.tail.ends()
-            runner.reset()
+            runner.end()
             if self._boundaries.is_over:
                 return
             # finish() may have closed it in the tail.
@@ -304,7 +371,7 @@ class CFIterator:
             )
             runner.current.settle()
             if not is_closed:
-                runner.close_epoch()
+                runner.turn()
 
     def steps(self, total: int) -> Iterator[Any]:
         """Batches, across epochs, until ``total`` boundaries were passed in all.
@@ -312,8 +379,17 @@ class CFIterator:
         There is no tail: the last boundary of an epoch is passed like any other. Leaving this loop
         early only pauses. The batches since the last boundary are served again then, unless an
         update was attempted or ``accumulate`` counts them. Each call reopens the epoch.
+
+        ``ValueError`` with a ``lookahead``: the batches ahead of the last boundary would be trained
+        on too.
         """
         _require_count("total", total)
+        if self._lookahead and self.marks_steps:
+            raise ValueError(
+                f"steps() cannot be used with lookahead={self._lookahead}, since its last boundary "
+                "comes while batches are ahead. Fetch the next batch after the update, or use "
+                "epochs()"
+            )
         return self._steps(total)
 
     def _steps(self, total: int) -> Iterator[Any]:
@@ -344,10 +420,13 @@ class CFIterator:
         closed. If the loop was left early, the epoch stays open, so that a longer run can serve
         the rest of it.
         """
+        # A pass of a second source that a variable keeps goes on in a later run.
+        goes_on = not self.marks_steps and self._runner.current.state is PassState.OPEN
         self._runner.reset()
-        if self.marks_steps:
+        if self.marks_steps or goes_on:
             self._runner.keep_epoch_open()
-        self._runner.settle(may_stop=False)
+        if not goes_on:
+            self._runner.settle(may_stop=False)
         self._adapter.close()
 
     # The position
@@ -356,14 +435,13 @@ class CFIterator:
         """The position at the last boundary: JSON-able, below 1 kB plus the loader's own state.
 
         Between a batch and its boundary this is the place before that batch. With
-        ``marks_steps=False`` the position covers everything that was handed out.
+        ``marks_steps=False`` the position is that of the last weight update: it does not cover
+        batches that were fetched since then for the next one.
 
         It is the position of one rank. ``merged_state`` combines those of all ranks.
         """
-        if self.marks_steps:
-            return self._cursor.saved.to_dict()
-        epoch_over = self._runner.current.state in (PassState.EXHAUSTED, PassState.LEFT)
-        return self._cursor.position_after(epoch_over=epoch_over).to_dict()
+        at = self._cursor.saved if self.marks_steps else self._runner.at_last_update()
+        return at.to_dict()
 
     def merged_state(self, states: Sequence[Mapping[str, Any]], /) -> dict[str, Any] | None:
         """Combine the saved positions of all ranks, in rank order, into the one that all load.
@@ -422,6 +500,12 @@ class CFIterator:
         if is_paced:
             manager.register_pacing(chk_freq=chk_freq, dynamic=dynamic)
         manager.register_position(self.name, self)
+
+
+def _last_update(
+    manager: Manager | None, cursor: Cursor, *, marks_steps: bool
+) -> LastUpdate | None:
+    return None if manager is None or marks_steps else LastUpdate(manager, cursor)
 
 
 def _require_positive(**given: int | None) -> None:

@@ -50,6 +50,8 @@ class Manager(Protocol):
     - ``on_delivery(name, delivery)``, or None: told of each batch before it is handed out;
     - ``no_update(num_batches, *, epoch_over)``: told after so many batches without an update, at
       the end of an epoch without one too;
+    - ``holding_interrupts()``: a context, to be entered any number of times, within itself too, in
+      which Ctrl-C is held back; it is raised at the end of the outermost;
     - ``reopens_after(error)``: whether a loader failed because its workers were told to stop like
       the run, which stops at a boundary that is still to come: the loader is opened again at the
       place of the next batch, and the loop goes on;
@@ -202,6 +204,13 @@ class Adapter(Protocol):
         it for the next call.
         """
         return self.batches_left(place) == 0
+
+    def twin(self) -> Adapter | None:
+        """A second adapter over the same data, to open while this one is; None if there is none.
+
+        It must share nothing with this one that an open epoch depends on.
+        """
+        return None
 
     def order(self, epoch: int) -> Order | None:
         """The order of the epoch, to check what was served; None if the loader has none."""

@@ -50,48 +50,29 @@ def test_an_interrupt_outside_of_our_calls_is_raised_at_once(keyboard: Keyboard)
 def test_one_inside_is_raised_once_as_the_outermost_call_returns(keyboard: Keyboard) -> None:
     passed = []
     with pytest.raises(KeyboardInterrupt):
-        with keyboard.held:
-            with keyboard.held:
+        with keyboard:
+            with keyboard:
                 interrupt()
                 interrupt()
                 passed.append("inner")
             passed.append("outer")
         passed.append("after")
     assert passed == ["inner", "outer"]
-    with keyboard.held:
+    with keyboard:
         pass
 
 
 def test_a_second_one_after_five_seconds_is_raised_where_it_comes(
     keyboard: Keyboard, clock: Clock
 ) -> None:
-    with pytest.raises(KeyboardInterrupt), keyboard.held:
+    with pytest.raises(KeyboardInterrupt), keyboard:
         interrupt()
         clock.now_s += 4.9
         interrupt()
         clock.now_s += 0.1
         interrupt()
         pytest.fail("it was held back for longer")
-    with keyboard.held:  # it is not raised again
-        pass
-
-
-def test_it_is_let_through_where_the_users_code_is_waited_for(keyboard: Keyboard) -> None:
-    passed = []
-    with pytest.raises(KeyboardInterrupt), keyboard.held:
-        with keyboard.let_through:
-            passed.append("waiting")
-            interrupt()
-        passed.append("went on")
-    assert passed == ["waiting"]
-
-
-def test_one_that_was_held_back_is_raised_before_the_wait_begins(keyboard: Keyboard) -> None:
-    with pytest.raises(KeyboardInterrupt), keyboard.held:
-        interrupt()
-        with keyboard.let_through:
-            pytest.fail("the wait began")
-    with keyboard.held:
+    with keyboard:  # it is not raised again
         pass
 
 
@@ -99,7 +80,7 @@ def test_calls_in_other_threads_hold_nothing_back(keyboard: Keyboard) -> None:
     inside, leave = threading.Event(), threading.Event()
 
     def call() -> None:
-        with keyboard.held:
+        with keyboard:
             inside.set()
             assert leave.wait(60)
 
@@ -118,7 +99,7 @@ def test_a_notebook_that_sets_pythons_handler_before_each_cell_is_followed(
     signal.signal(signal.SIGINT, signal.default_int_handler)
     keyboard.listen()
     held = False
-    with pytest.raises(KeyboardInterrupt), keyboard.held:
+    with pytest.raises(KeyboardInterrupt), keyboard:
         interrupt()
         held = True
     assert held
@@ -133,7 +114,7 @@ def test_a_users_handler_is_called_as_the_call_returns(clock: Clock) -> None:
     before = signal.signal(signal.SIGINT, handler)
     keyboard = Keyboard(clock=clock)
     keyboard.attach()
-    with keyboard.held:
+    with keyboard:
         interrupt()
         assert not came
     assert came == [signal.SIGINT]
@@ -146,7 +127,7 @@ def test_a_signal_that_is_ignored_stays_so(clock: Clock) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     keyboard = Keyboard(clock=clock)
     keyboard.attach()
-    with keyboard.held:
+    with keyboard:
         interrupt()
     assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     keyboard.detach()
@@ -154,7 +135,7 @@ def test_a_signal_that_is_ignored_stays_so(clock: Clock) -> None:
 
 
 def test_a_fork_in_the_midst_of_a_call_is_interrupted_at_once(keyboard: Keyboard) -> None:
-    with keyboard.held:
+    with keyboard:
         pid = os.fork()
         if pid == 0:
             try:

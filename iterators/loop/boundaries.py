@@ -7,6 +7,7 @@ saves the place that belongs to the weights it sees.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 from iterators.errors import TrainingStopped
@@ -37,6 +38,11 @@ class Boundaries:
         """Start to count again: a position was loaded, and nothing was served since."""
         self.num_passed = 0
         self.has_halted = self._generators_are_set = False
+
+    def uninterrupted(self) -> AbstractContextManager[None]:
+        """A context in which the manager holds Ctrl-C back: what is within is done whole."""
+        held = getattr(self._manager, "holding_interrupts", None)
+        return nullcontext() if held is None else held()
 
     @property
     def are_reported(self) -> bool:

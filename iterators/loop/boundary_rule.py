@@ -2,7 +2,8 @@
 
 A boundary is due once a weight update was attempted after the batches that were handed out since
 the last boundary, or after every ``accumulate`` batches if that is given. Without a manager nobody
-counts updates, so every batch is followed by a boundary.
+counts updates, so every batch is followed by a boundary. The last ``lookahead`` batches do not
+count: the loop has fetched them, and uses them later.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ class CountsUpdates(Protocol):
 class BoundaryRule:
     """Whether the batches since the last boundary, ``pending`` of them, make the next one due."""
 
-    def __init__(self, manager: CountsUpdates | None, *, accumulate: int | None) -> None:
-        self._manager, self._accumulate = manager, accumulate
+    def __init__(
+        self, manager: CountsUpdates | None, *, accumulate: int | None, lookahead: int = 0
+    ) -> None:
+        self._manager, self._accumulate, self.lookahead = manager, accumulate, lookahead
         self._attempts_before_group = 0
 
     @property
@@ -37,20 +40,28 @@ class BoundaryRule:
         return 0 if self._manager is None else self._manager.update_attempts
 
     def start_group(self) -> None:
-        """The first batch since the last boundary is about to be handed out.
+        """A boundary was passed, or the first batch since then is about to be handed out.
 
-        Updates attempted before it belong to earlier batches (a warm-up step of the user's, for
+        Updates attempted before belong to earlier batches (a warm-up step of the user's, for
         example) and must not make a boundary due.
         """
         self._attempts_before_group = self.attempts
 
     def is_due(self, pending: int, *, epoch_over: bool = False) -> bool:
-        """Whether a boundary is due. A shorter group at the end of an epoch counts as a whole."""
-        if not pending:
+        """Whether a boundary is due. A shorter group at the end of an epoch counts as a whole.
+
+        Once the epoch is over nothing is ahead: the loop uses all that it has fetched.
+        """
+        used = pending if epoch_over else pending - self.lookahead
+        if used <= 0:
             return False
         if self._accumulate is not None:
-            return epoch_over or pending >= self._accumulate
-        return self._manager is None or self._updated_in_group()
+            return epoch_over or used >= self._accumulate
+        return self._manager is None or self.updated_in_group()
+
+    def is_early(self, pending: int) -> bool:
+        """Whether an update came before ``lookahead`` batches and one more were fetched."""
+        return 0 < pending <= self.lookahead and self.updated_in_group()
 
     def no_update_since(self, attempts: int) -> bool:
         """Whether a manager counts updates and has counted none since ``attempts`` was read."""
@@ -58,7 +69,10 @@ class BoundaryRule:
 
     def num_unused(self, pending: int) -> int:
         """How many of the pending batches no update has used yet."""
-        return 0 if self._manager is None or self._updated_in_group() else pending
+        if self._manager is None or self.updated_in_group():
+            return 0
+        return max(0, pending - self.lookahead)
 
-    def _updated_in_group(self) -> bool:
+    def updated_in_group(self) -> bool:
+        """Whether an update was attempted since ``start_group``."""
         return self.attempts != self._attempts_before_group

@@ -2,12 +2,13 @@
 
 ``Cursor`` is the bookkeeping under ``CFIterator``. It is pure: it drives no loader and no manager.
 ``live`` moves when a batch is handed out and at the end of an epoch; ``commit`` moves ``saved`` up
-to it. Only ``saved`` is checkpointed, so a batch that was delivered but not yet used is served
-again.
+to it, less the batches that a loop with a ``lookahead`` has fetched and not used. Only ``saved`` is
+checkpointed, so a batch that was delivered but not yet used is served again.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -36,15 +37,14 @@ _range_ledger = lru_cache(maxsize=8)(ledger_of_range)
 class Progress:
     """How far the batches of an epoch were handed out.
 
-    ``uncommitted`` counts the batches since the last boundary; ``ended_epoch`` tells whether an
-    epoch ended since then. ``state`` is the loader's own (``Delivery.state``) after the last batch.
+    ``uncommitted`` counts the batches that no boundary covers yet. ``state`` is the loader's own
+    (``Delivery.state``) after the last batch.
     """
 
     epoch: int = 0
     place: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     uncommitted: int = 0
-    ended_epoch: bool = False
     state: Any = None
 
 
@@ -76,13 +76,18 @@ class EpochReport:
 
 
 class Cursor:
-    """The position of one iterator. Training thread only."""
+    """The position of one iterator, whose loop fetches ``lookahead`` batches before it uses one.
+
+    Training thread only.
+    """
 
     live: Progress
     _base: Progress
 
-    def __init__(self, adapter: Adapter, *, audit: bool = False) -> None:
+    def __init__(self, adapter: Adapter, *, audit: bool = False, lookahead: int = 0) -> None:
         self._adapter = adapter
+        #: ``live`` before each of the last ``lookahead`` batches.
+        self._before_ahead: deque[Progress] = deque(maxlen=lookahead)
         self._layout: Layout = adapter.layout
         self._ranks = (adapter.rank,) if adapter.layout.world > 1 else ()
         self._audit = audit
@@ -98,9 +103,15 @@ class Cursor:
         self._begin(self._origin())
         self.saved = self._position(self.live, self.step)
 
+    @property
+    def used(self) -> Progress:
+        """Where the batches begin that the loop has fetched ahead; ``live`` without any."""
+        return self._before_ahead[0] if self._before_ahead else self.live
+
     def deliver(self, delivery: Delivery) -> None:
         """Move ``live`` over one batch."""
         counted = _counted(delivery)
+        self._before_ahead.append(self.live)
         if self._audit:
             if self._bitmap is None:
                 self._start_audit()
@@ -113,29 +124,33 @@ class Cursor:
             state=delivery.state,
         )
 
-    def commit(self) -> None:
-        """Pass a boundary: ``saved`` catches up with ``live``."""
+    def commit(self, *, drained: bool = False) -> Progress:
+        """Pass a boundary, and return where it is: ``saved`` catches up with ``used``.
+
+        ``drained``: the batches that were fetched ahead are used too, since no more came.
+        """
+        if drained:
+            self._before_ahead.clear()
         self.step += 1
-        self._mark_delivered()
-        self.live = replace(self.live, uncommitted=0, ended_epoch=False)
-        self.saved = self._position(self.live, self.step)
+        used, num_ahead = self.used, len(self._before_ahead)
+        self._mark(self.live.uncommitted - num_ahead)
+        self.live = replace(self.live, uncommitted=num_ahead)
+        self.saved = self._position(used, self.step)
+        return replace(used, uncommitted=0) if num_ahead else self.live
 
     def end_epoch(self, *, was_left: bool = False) -> EpochReport:
         """Move ``live`` to the start of the next epoch. ``was_left``: the loop left this one."""
-        self._mark_delivered()
+        self._mark(self.live.uncommitted)
         report, live = self._report(), self.live
         if not self._base.place:
             self._left_at = live.place if was_left else 0
-        self._begin(
-            Progress(
-                live.epoch + 1, uncommitted=live.uncommitted, ended_epoch=True, state=live.state
-            )
-        )
+        self._begin(Progress(live.epoch + 1, uncommitted=live.uncommitted, state=live.state))
         return report
 
     def rewind(self, to: Progress) -> None:
         """Take back deliveries since ``to``, all of one epoch: they will be served again."""
         self.live = to
+        self._before_ahead.clear()
         self._unmarked = [one for one in self._unmarked if one[0] < to.uncommitted]
 
     def load(self, position: Position) -> None:
@@ -148,16 +163,22 @@ class Cursor:
         ledger = position.ledger if rank == 0 else Ledger()
         state = position.states[rank] if rank < len(position.states) else None
         self.step, self._left_at = position.step, position.left_at
+        self._before_ahead.clear()
         self._begin(Progress(position.epoch, position.position, ledger, state=state))
         self._knows_before = rank > 0 or ledger.count == position.position
         self.saved = self._position(self.live, self.step)
 
-    def position_after(self, *, epoch_over: bool) -> Position:
+    def position_used(self) -> Position:
         """The position that a boundary passed now would save."""
-        live, step = self.live, self.step + (1 if self.live.uncommitted else 0)
-        return self._position(
-            Progress(live.epoch + 1, state=live.state) if epoch_over else live, step
-        )
+        return self._position(self.used, self._next_step())
+
+    def position_after_epoch(self) -> Position:
+        """The position that a boundary passed now would save if the epoch ends here."""
+        after = Progress(self.live.epoch + 1, state=self.live.state)
+        return self._position(after, self._next_step())
+
+    def _next_step(self) -> int:
+        return self.step + (self.live.uncommitted > len(self._before_ahead))
 
     def _origin(self) -> Progress:
         epoch, place = self._adapter.origin
@@ -220,12 +241,12 @@ class Cursor:
         for ids in ids_of_places(order, 0, self._base.place):
             self._bitmap.mark(ids)
 
-    def _mark_delivered(self) -> None:
-        """Enter the batches since the last boundary into the audit: they are final now."""
-        for _, ids in self._unmarked:
-            if self._bitmap is not None:
+    def _mark(self, count: int) -> None:
+        """Enter the first ``count`` uncommitted batches into the audit: they are final now."""
+        for number, ids in self._unmarked:
+            if self._bitmap is not None and number < count:
                 self._bitmap.mark(ids)
-        self._unmarked.clear()
+        self._unmarked = [(one - count, ids) for one, ids in self._unmarked if one >= count]
 
     def _own_ids(self, order: Order, stop: int) -> Iterator[Int64]:
         start = self._base.place + self._adapter.rank

@@ -80,7 +80,9 @@ class Pass:
             return True
         if self._rule.no_update_since(self._attempts_before):
             return False
-        return self._rule.is_due(pending)
+        if self.state is PassState.LEFT and pending:
+            pending += self._rule.lookahead  # nothing more came, so nothing is ahead
+        return self._rule.is_due(pending, epoch_over=self.state is PassState.EXHAUSTED)
 
     def end(self, state: PassState) -> None:
         """The generator has ended, in ``state``."""

@@ -18,13 +18,18 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Any
 
+from iterators.errors import IterationStateError
+from iterators.loop.ahead import AheadWatch
+from iterators.loop.beside import end_passes_beside
 from iterators.loop.boundaries import Boundaries
 from iterators.loop.boundary_rule import BoundaryRule
 from iterators.loop.counting import Counting
 from iterators.loop.cursor import Cursor, EpochReport
+from iterators.loop.last_update import LastUpdate
 from iterators.loop.passes import Pass, PassState, Settlement
 from iterators.loop.tails import TailWatch
 from iterators.order.position import Position
@@ -39,8 +44,8 @@ _MANY_UNUSED = 50
 class PassRunner:
     """The passes of one iterator. ``name`` is the iterator's, for the log.
 
-    ``on_delivery`` is told of each batch before it is handed out. ``batches_per_epoch`` is
-    ``CFIterator``'s.
+    ``on_delivery`` is told of each batch before it is handed out, ``last_update`` and ``ahead`` of
+    each that is about to be. ``batches_per_epoch`` is ``CFIterator``'s.
     """
 
     def __init__(
@@ -53,12 +58,16 @@ class PassRunner:
         boundaries: Boundaries,
         on_delivery: Callable[[str, Delivery], None] | None = None,
         batches_per_epoch: int | None = None,
+        last_update: LastUpdate | None = None,
+        ahead: AheadWatch | None = None,
     ) -> None:
         self._on_delivery, self._batches_per_epoch = on_delivery, batches_per_epoch
+        self._last_update, self._ahead = last_update, ahead
         self._name, self._adapter, self._cursor = name, adapter, cursor
         self._rule, self._boundaries = rule, boundaries
         self._running: weakref.ref[Generator[Any, None, None]] | None = None
         self.counting, self.tail = Counting(name), TailWatch(name)
+        self.is_turning = False
         self.current = Pass(rule, cursor.live)
         self.last: Delivery | None = None
         self.last_num_samples: int | None = None
@@ -73,6 +82,8 @@ class PassRunner:
         self._cursor.load(position)
         self._batch_start = position.position
         self._running = None
+        if self._last_update is not None:
+            self._last_update.forget()
         self._boundaries.restart()
         self.current = Pass(self._rule, self._cursor.live)
         if position.position:
@@ -108,7 +119,20 @@ class PassRunner:
     def is_using_batch(self) -> bool:
         """Whether a batch handed out since the last boundary will count for the next one."""
         pending = self._pending
-        return pending > 0 and self.current.settlement(pending) is not Settlement.TAKE_BACK
+        if self.current.state is not PassState.EXHAUSTED:
+            pending -= self._rule.lookahead
+        return pending > 0 and self.current.settlement(self._pending) is not Settlement.TAKE_BACK
+
+    @property
+    def owes_boundary(self) -> bool:
+        """Whether an update was attempted since the first batch that no boundary covers."""
+        return self._pending > 0 and self._rule.updated_in_group()
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a pass is open or over of which an update has used a batch."""
+        is_there = self.current.state in (PassState.OPEN, PassState.EXHAUSTED, PassState.LEFT)
+        return is_there and self.current.has_trained(self._pending)
 
     @property
     def was_used(self) -> bool:
@@ -137,6 +161,13 @@ class PassRunner:
         self._running = weakref.ref(running)
         return running
 
+    def end(self) -> None:
+        """End the pass for good, and those that a ``zip`` advances with it and a variable keeps."""
+        running = self._running() if self._running else None
+        if running is not None and self._boundaries.are_reported:
+            end_passes_beside(running, PassRunner._serve.__code__)
+        self.reset()
+
     def reset(self) -> None:
         """Close the generator of a pass that is still open, unless we are called from inside it."""
         running = self._running() if self._running else None
@@ -147,9 +178,12 @@ class PassRunner:
         if self._boundaries.is_over:
             return
         current = self.current = Pass.opened(self._rule, self._cursor.live)
+        uninterrupted = self._boundaries.uninterrupted()
+        if self._ahead is not None:
+            self._ahead.starts_pass()
         end = PassState.SETTLED
         try:
-            end = yield from self._batches(limit)
+            end = yield from self._batches(limit, uninterrupted)
             if end is PassState.EXHAUSTED and limit is None and self._boundaries.are_reported:
                 self.tail.begins()  # steps() has no tails
         except GeneratorExit:  # break, an error in the loop's body, or reset()
@@ -161,12 +195,17 @@ class PassRunner:
             end = PassState.PAUSED if self._rule.is_due(self._pending) else PassState.SETTLED
             raise
         finally:
-            current.end(end)
+            with uninterrupted:
+                current.end(end)
 
-    def _batches(self, limit: int | None) -> Generator[Any, None, PassState]:
+    def _batches(
+        self, limit: int | None, uninterrupted: AbstractContextManager[None]
+    ) -> Generator[Any, None, PassState]:
+        """``uninterrupted`` surrounds all but the fetch, and the loop's own code."""
         live = self._cursor.live
         try:
-            deliveries = self._open()
+            with uninterrupted:
+                deliveries = self._open()
         except Exception as error:
             if not self._boundaries.stops_after(error):
                 raise
@@ -188,17 +227,35 @@ class PassRunner:
                     if not self._boundaries.stops_after(error):
                         raise
                     return PassState.SETTLED
-                self._take(delivery)
+                with uninterrupted:
+                    self._take(delivery)
                 yield delivery.data
-                self._tell_of_count(live.epoch)
-                # is_over() of a loader of unknown length fetches the next batch, and keeps it:
-                # asked only where a boundary depends on the answer.
-                if self._rule.is_due(self._pending) and not self.is_over(delivery.end):
-                    self.pass_boundary()
-                    if self._boundaries.has_halted or self._cursor.step == limit:
-                        return PassState.SETTLED
+                with uninterrupted:
+                    self._tell_of_count(live.epoch)
+                    self._require_lookahead()
+                    if self._rule.is_due(self._pending) and not self._is_over(delivery):
+                        self.pass_boundary()
+                        if self._boundaries.has_halted or self._cursor.step == limit:
+                            return PassState.SETTLED
         finally:
-            deliveries.close()
+            with uninterrupted:
+                deliveries.close()
+
+    def _require_lookahead(self) -> None:
+        if self._rule.is_early(self._pending):
+            raise IterationStateError(
+                f"iterator {self._name!r} has lookahead={self._rule.lookahead}: the loop should "
+                f"fetch {self._rule.lookahead + 1} batches before its first weight update, and an "
+                f"update came after {self._pending}. Leave lookahead= out, or give the right number"
+            )
+
+    def _is_over(self, delivery: Delivery) -> bool:
+        """Whether nothing is left of the epoch, so that its boundary waits until the tail has run.
+
+        With batches ahead of the update something is. A loader of unknown length fetches the next
+        batch to tell, and keeps it: ask only where a boundary depends on the answer.
+        """
+        return not self._rule.lookahead and self.is_over(delivery.end)
 
     def _open(self) -> Deliveries:
         """The rest of the epoch, from the cursor on."""
@@ -209,10 +266,12 @@ class PassRunner:
         if not self._pending:
             self._rule.start_group()
         self._batch_start = self._cursor.live.place
-        covered = delivery.end - self._batch_start
-        self.last_num_samples = None if delivery.weights is None else covered
+        if self._last_update is not None:
+            self._last_update.delivers()
+        if self._ahead is not None and not self._ahead.delivers():
+            self._ahead = None
         self._cursor.deliver(delivery)
-        self.last = delivery
+        self._show(delivery, covered=delivery.end - self._batch_start)
         if self._pending == _MANY_UNUSED and not self._boundaries.num_passed:
             self._tell_of_no_update(epoch_over=False)
         if self._on_delivery is not None:
@@ -222,22 +281,60 @@ class PassRunner:
         if not self._rule.is_due(self._pending, epoch_over=epoch_over):
             self._boundaries.no_update(self._pending, epoch_over=epoch_over)
 
+    def _show(self, delivery: Delivery, *, covered: int) -> None:
+        self.last = delivery
+        self.last_num_samples = None if delivery.weights is None else covered
+
     def _tell_of_count(self, epoch: int) -> None:
         running = self._running() if self._running else None
         self.counting.batch_used(running, epoch=epoch, batch=self.index)
 
     def _state_when_left(self, limit: int | None) -> PassState:
-        trained, place = self.current.has_trained(self._pending), self._cursor.live.place
+        trained, place = self.current.has_trained(self._pending), self._cursor.used.place
         if trained and self._is_whole(place):
             return PassState.EXHAUSTED  # left on the last batch: nothing of the epoch is missing
         return PassState.LEFT if limit is None else PassState.PAUSED
 
+    def evaluation(self, adapter: Adapter) -> Generator[Any, None, None]:
+        """Every batch of the epoch from ``adapter``, which moves nothing here."""
+        kept = self.last, self.last_num_samples
+        deliveries = adapter.open(epoch=self._cursor.live.epoch, start=0)
+        place = 0
+        try:
+            for delivery in deliveries:
+                self._show(delivery, covered=delivery.end - place)
+                place = delivery.end
+                yield delivery.data
+        finally:
+            deliveries.close()
+            adapter.close()
+            self.last, self.last_num_samples = kept
+
+    def at_last_update(self) -> Position:
+        """The position at the last weight update, of an iterator that marks no steps."""
+        if self.current.state in (PassState.EXHAUSTED, PassState.LEFT):
+            return self._cursor.position_after_epoch()
+        if self._last_update is not None:
+            return self._last_update.position()
+        return self._cursor.position_used()
+
     # Between passes
 
-    def settle(self, *, may_stop: bool = True) -> None:
-        """Bring the last pass to its end: pass its boundary, close its epoch or take it back."""
+    def settle(self, *, may_stop: bool = True, again: bool = False) -> None:
+        """Bring the last pass to its end: pass its boundary, close its epoch or take it back.
+
+        ``again``: the same epoch is to be served, so take back a pass that no update has used.
+        """
+        with self._boundaries.uninterrupted():
+            self._settle(may_stop=may_stop, again=again)
+
+    def _settle(self, *, may_stop: bool, again: bool) -> None:
         self.reset()
+        if self._last_update is not None and self.current.state is PassState.LEFT:
+            self._last_update.forget()
         todo = self.current.settlement(self._pending)
+        if again and todo is Settlement.CLOSE_EPOCH:
+            todo = Settlement.TAKE_BACK
         last_boundary = self.current.last_boundary
         self.current.settle()  # first: the boundary may raise, and must not be passed twice
         if todo is Settlement.CLOSE_EPOCH:
@@ -252,6 +349,15 @@ class PassRunner:
         """If the last pass was left early after training, let a later run serve the rest."""
         if self.current.state is PassState.LEFT and self.current.has_trained(self._pending):
             self.current.pause()
+
+    def turn(self) -> None:
+        """Close the epoch at the end of a turn of ``epochs()``."""
+        with self._boundaries.uninterrupted():
+            self.is_turning = True
+            try:
+                self.close_epoch()
+            finally:
+                self.is_turning = False
 
     def close_epoch(self, *, may_stop: bool = True) -> None:
         """Move to the next epoch, and pass the last boundary of this one if it is due.
@@ -273,16 +379,18 @@ class PassRunner:
         self._batch_start = 0
         _log_report(self._name, self.last_report)
         if due:
-            self.pass_boundary(may_stop=may_stop)
+            self.pass_boundary(may_stop=may_stop, drained=True)
 
-    def pass_boundary(self, *, may_stop: bool = True) -> None:
-        """Move the saved position up to the live one, then report the boundary.
+    def pass_boundary(self, *, may_stop: bool = True, drained: bool = False) -> None:
+        """Move the saved position up to what was used, then report the boundary.
 
         In this order: the manager reads the position while it is being told, and may raise.
+        ``drained``: what was fetched ahead is used too.
         """
-        ends_epoch = self._cursor.live.ended_epoch
-        self._cursor.commit()
-        self.current.boundary_passed(self._cursor.live)
+        epoch = self._cursor.saved.epoch
+        self.current.boundary_passed(self._cursor.commit(drained=drained))
+        self._rule.start_group()
+        ends_epoch = self._cursor.saved.epoch > epoch
         self._boundaries.report(ends_epoch=ends_epoch, may_stop=may_stop)
 
 

@@ -269,6 +269,13 @@ class ResumableIterableLoader(SeededAdapter):
         )
         return self._open
 
+    def twin(self) -> ResumableIterableLoader:
+        """The same loader over again: an epoch iterates over copies of the dataset anyway."""
+        other = copy.copy(self)
+        other._generator = torch.Generator()
+        other._rebuild()
+        return other
+
     def _progress(self, state: Any) -> WorkerProgress:
         return WorkerProgress.from_state(state, num_workers=self._workers, stateful=self._stateful)
 

@@ -8,6 +8,7 @@ only; one open epoch at a time.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -264,6 +265,14 @@ class ResumableDataLoader(SeededAdapter):
                 f"tail='drop' would serve nothing: {self._identity.n} samples make no whole "
                 f"batch of {self._share.global_batch}"
             )
+
+    def twin(self) -> ResumableDataLoader:
+        """The same loader over again: only the dataset and the functions are shared."""
+        other = copy.copy(self)
+        other._sampler = BatchRequestSampler(self._current, self._share)
+        other._generator = torch.Generator()
+        other._engine = other._make_engine()
+        return other
 
     def close(self) -> None:
         """End persistent workers; the next ``open`` starts new ones."""

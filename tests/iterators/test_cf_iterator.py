@@ -39,8 +39,10 @@ def loader(n: int = 10, batch: int = 4, **settings: Any) -> ResumableDataLoader:
     return ResumableDataLoader(Plain(n), batch, **settings)
 
 
-def managed(manager: FakeManager, n: int = 10, batch: int = 4, **options: Any) -> CFIterator:
-    return CFIterator(loader(n, batch), cf_manager=manager, **options)
+def managed(
+    manager: FakeManager, n: int = 10, batch: int = 4, num_workers: int = 0, **options: Any
+) -> CFIterator:
+    return CFIterator(loader(n, batch, num_workers=num_workers), cf_manager=manager, **options)
 
 
 def places(manager: FakeManager, name: str = "train") -> list[tuple[int, int, int]]:
@@ -548,15 +550,83 @@ def test_finish_in_the_last_tail_does_not_end_an_epoch_twice() -> None:
     assert [one[0] for one in places(manager)] == [0, 0, 1, 1, 1, 2]
 
 
-def test_two_passes_in_one_turn_are_two_epochs() -> None:
+def test_a_second_pass_that_could_train_in_one_turn_is_an_error() -> None:
     manager = FakeManager()
     iterator = managed(manager)
-    for _ in iterator.epochs(4):
-        for _ in range(2):
-            for _ in iterator:
-                manager.weight_update()
-    assert manager.events.count("end_epoch") == 4
-    assert place(iterator) == (4, 0, 12)
+    for _ in iterator.epochs(1):
+        for _ in iterator:
+            manager.weight_update()
+        for loop in (iter, CFIterator.enumerate):
+            with pytest.raises(IterationStateError, match=r"second loop within epoch 0 .*evaluate"):
+                loop(iterator)
+    assert place(iterator) == (1, 0, 3)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_second_pass_without_gradients_serves_the_epoch_and_moves_nothing(
+    mode: Any, workers: int
+) -> None:
+    manager = FakeManager()
+    iterator = managed(manager, num_workers=workers, audit=True)
+    whole = take_all(CFIterator(loader()))
+    torch.manual_seed(1)
+    trained = []
+    for _ in iterator.epochs(2):
+        for batch in iterator:
+            trained.append(batch.tolist())
+            manager.weight_update()
+            last, at = iterator.last_ids, place(iterator)
+            with mode():  # nested in the loop that trains
+                assert take_all(iterator) == whole
+            assert iterator.last_ids is last
+            assert place(iterator) == at
+        with mode():
+            assert take_all(iterator) == whole
+            assert [(i, one.tolist()) for i, one in iterator.enumerate(1)] == [*enumerate(whole, 1)]
+    drawn = torch.rand(2)
+    torch.manual_seed(1)
+    assert torch.equal(drawn, torch.rand(2))
+    assert trained == whole * 2
+    assert places(manager) == [(0, 4, 1), (0, 8, 2), (1, 0, 3), (1, 4, 4), (1, 8, 5), (2, 0, 6)]
+    assert iterator.last_report is not None
+    assert iterator.last_report.exact
+
+
+def test_a_pass_without_an_update_before_the_one_that_trains_costs_no_epoch() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    for _ in iterator.epochs(2):
+        with torch.no_grad():
+            assert len(take_all(iterator)) == 3
+        for _ in iterator:
+            manager.weight_update()
+    assert places(manager)[-1] == (2, 0, 6)
+
+
+def test_an_evaluation_shows_its_own_samples_and_may_be_left_early() -> None:
+    iterator = CFIterator(loader(persistent_workers=True, num_workers=1))
+    for batch in iterator:
+        for one in iterator.evaluate():
+            assert iterator.last_ids is not None
+            assert one.tolist() == iterator.last_ids.tolist() == [0, 1, 2, 3]
+            break
+        assert iterator.last_ids.tolist() == batch.tolist()
+
+
+def test_a_stream_is_evaluated_beside_its_open_epoch() -> None:
+    iterator = CFIterator(DataLoader(Stream(), batch_size=2))
+    whole = [[0, 1], [2, 3], [4, 5]]
+    served = []
+    for batch in iterator:
+        served.append(batch.tolist())
+        assert [one.tolist() for one in iterator.evaluate()] == whole
+    assert served == whole
+
+
+def test_a_loader_that_cannot_be_opened_twice_refuses_an_evaluation() -> None:
+    with pytest.raises(NotResumableError, match="Numbered cannot be opened beside itself"):
+        CFIterator(Numbered()).evaluate()
 
 
 def test_a_stop_notice_at_the_close_does_not_raise() -> None:

@@ -54,6 +54,12 @@ class AcceleratedIterator(CFIterator):
         """See ``CFIterator``."""
         return self._told(super().enumerate(start))
 
+    def evaluate(self) -> Iterator[Any]:
+        """See ``CFIterator``."""
+        device = self._accelerator.device
+        batches = super().evaluate()
+        return (send_to_device(batch, device) for batch in batches)
+
     def steps(self, total: int) -> Iterator[Any]:
         """See ``CFIterator``."""
         return self._told(super().steps(total))
