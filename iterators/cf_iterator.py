@@ -123,8 +123,9 @@ class CFIterator:
         self._takes_seed = seed is None and self._adapter.takes_seed
         self._lookahead = lookahead or 0
         self._cursor = Cursor(self._adapter, audit=audit, lookahead=self._lookahead)
-        #: The epoch that ``epochs()`` is in.
+        #: The epoch that ``epochs()`` is in, and which of its loops that is.
         self._turn: int | None = None
+        self._loop: object = None
         self._boundaries = Boundaries(
             cf_manager, marks_steps=marks_steps, steps_to_run=steps_to_run, on_stop=on_stop
         )
@@ -345,6 +346,10 @@ class CFIterator:
 
     def _epochs(self, total: int) -> Iterator[int]:
         runner = self._runner
+        loop = object()
+        if self._turn is not None:  # an error left a loop that its traceback, say, still refers to
+            self._leave_turn()
+        self._loop = loop
         runner.settle()
         live = self._cursor.live
         if not live.place:
@@ -355,12 +360,11 @@ class CFIterator:
             self._turn = epoch
             try:
                 yield epoch
-            except GeneratorExit:  # an error, Ctrl-C or a break: the epoch may still go on
-                runner.reset()
-                runner.keep_epoch_open()
+            except GeneratorExit:
+                if self._loop is loop:
+                    self._leave_turn()
                 raise
-            finally:
-                self._turn = None
+            self._turn = None
             runner.tail.ends()
             runner.end()
             if self._boundaries.is_over:
@@ -372,6 +376,12 @@ class CFIterator:
             runner.current.settle()
             if not is_closed:
                 runner.turn()
+
+    def _leave_turn(self) -> None:
+        """An error, Ctrl-C or a break ended a loop over ``epochs()``: the epoch may still go on."""
+        self._turn = None
+        self._runner.reset()
+        self._runner.keep_epoch_open()
 
     def steps(self, total: int) -> Iterator[Any]:
         """Batches, across epochs, until ``total`` boundaries were passed in all.

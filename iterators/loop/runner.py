@@ -192,7 +192,8 @@ class PassRunner:
         except BaseException:
             # The loader failed, or Ctrl-C while it fetched. The boundary of an update that was
             # attempted before that is still to be passed.
-            end = PassState.PAUSED if self._rule.is_due(self._pending) else PassState.SETTLED
+            is_pending = self._rule.lookahead or self._rule.is_due(self._pending)
+            end = PassState.PAUSED if is_pending else PassState.SETTLED
             raise
         finally:
             with uninterrupted:
@@ -227,8 +228,13 @@ class PassRunner:
                     if not self._boundaries.stops_after(error):
                         raise
                     return PassState.SETTLED
-                with uninterrupted:
-                    self._take(delivery)
+                before = self._cursor.live
+                try:
+                    with uninterrupted:
+                        self._take(delivery)
+                except BaseException:  # Ctrl-C was held back: the loop does not get this batch
+                    self._cursor.rewind(before)
+                    raise
                 yield delivery.data
                 with uninterrupted:
                     self._tell_of_count(live.epoch)
@@ -290,8 +296,9 @@ class PassRunner:
         self.counting.batch_used(running, epoch=epoch, batch=self.index)
 
     def _state_when_left(self, limit: int | None) -> PassState:
-        trained, place = self.current.has_trained(self._pending), self._cursor.used.place
-        if trained and self._is_whole(place):
+        is_used = self._rule.is_due(self._pending, epoch_over=True)
+        is_over = is_used and self._is_whole(self._cursor.used.place)
+        if is_over and self.current.has_trained(self._pending):
             return PassState.EXHAUSTED  # left on the last batch: nothing of the epoch is missing
         return PassState.LEFT if limit is None else PassState.PAUSED
 
@@ -336,6 +343,7 @@ class PassRunner:
         if again and todo is Settlement.CLOSE_EPOCH:
             todo = Settlement.TAKE_BACK
         last_boundary = self.current.last_boundary
+        was_paused = self.current.state is PassState.PAUSED
         self.current.settle()  # first: the boundary may raise, and must not be passed twice
         if todo is Settlement.CLOSE_EPOCH:
             self.close_epoch(may_stop=may_stop)
@@ -344,6 +352,8 @@ class PassRunner:
         elif todo is Settlement.TAKE_BACK:
             self._cursor.rewind(last_boundary)
             self._batch_start = last_boundary.place
+        if was_paused:
+            self._cursor.take_back_ahead()
 
     def keep_epoch_open(self) -> None:
         """If the last pass was left early after training, let a later run serve the rest."""
@@ -373,7 +383,7 @@ class PassRunner:
             self.counting.epoch_ends(live.epoch, num_unused=num_unused)
             if live.place and not self.current.last_boundary.place:  # whole, without a boundary
                 self._tell_of_no_update(epoch_over=True)
-        was_left = self.current.was_left
+        was_left = self.current.was_left and not self._is_whole(live.place)
         self.counting.epoch_ended(live.epoch, self._index_at(live.place), was_left=was_left)
         self.last_report = self._cursor.end_epoch(was_left=was_left)
         self._batch_start = 0
