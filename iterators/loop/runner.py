@@ -135,6 +135,16 @@ class PassRunner:
         return is_there and self.current.has_trained(self._pending)
 
     @property
+    def is_in_epoch(self) -> bool:
+        """Whether a pass has served batches of the epoch that is trained on, and it is not closed.
+
+        After a restore its updates may all have come before this process.
+        """
+        state = self.current.state
+        is_restored = state is PassState.EXHAUSTED and self.current.last_boundary.place > 0
+        return state in (PassState.OPEN, PassState.PAUSED) or is_restored or self.has_trained
+
+    @property
     def was_used(self) -> bool:
         """Whether a batch was used in this process, so that no position can be loaded any more."""
         return (
@@ -266,6 +276,8 @@ class PassRunner:
     def _open(self) -> Deliveries:
         """The rest of the epoch, from the cursor on."""
         live = self._cursor.live
+        if not live.place:
+            self._adapter.measure()
         return self._adapter.open(epoch=live.epoch, start=live.place, state=live.state)
 
     def _take(self, delivery: Delivery) -> None:
@@ -305,6 +317,8 @@ class PassRunner:
     def evaluation(self, adapter: Adapter) -> Generator[Any, None, None]:
         """Every batch of the epoch from ``adapter``, which moves nothing here."""
         kept = self.last, self.last_num_samples
+        if not self._cursor.live.place:
+            adapter.measure()
         deliveries = adapter.open(epoch=self._cursor.live.epoch, start=0)
         place = 0
         try:
@@ -312,6 +326,8 @@ class PassRunner:
                 self._show(delivery, covered=delivery.end - place)
                 place = delivery.end
                 yield delivery.data
+                if self._is_cut(place):
+                    return
         finally:
             deliveries.close()
             adapter.close()
