@@ -123,8 +123,11 @@ class CFIterator:
         self._takes_seed = seed is None and self._adapter.takes_seed
         self._lookahead = lookahead or 0
         self._cursor = Cursor(self._adapter, audit=audit, lookahead=self._lookahead)
-        #: The epoch that ``epochs()`` is in.
+        #: The epoch that ``epochs()`` is in, and which of its loops that is.
         self._turn: int | None = None
+        self._loop: object = None
+        #: Whether the last pass was not under ``torch.no_grad()``.
+        self._had_gradients = False
         self._boundaries = Boundaries(
             cf_manager, marks_steps=marks_steps, steps_to_run=steps_to_run, on_stop=on_stop
         )
@@ -281,19 +284,22 @@ class CFIterator:
         self._runner.settle(again=self._turn == self._cursor.live.epoch)
         if self._epochs_watch is not None:
             self._epochs_watch.pass_starts(self._cursor.live.epoch)
+        self._had_gradients = _has_gradients()
         return self._runner.start_pass()
 
     def _evaluation(self) -> Iterator[Any] | None:
-        """The batches of a second pass in one turn of ``epochs``; None for any other pass."""
-        epoch = self._cursor.live.epoch
-        if not self.marks_steps or self._turn != epoch or self._boundaries.is_over:
+        """The batches of a second pass over the epoch; None for a pass that may train.
+
+        Outside ``epochs()``, one without gradients after one with them is a second pass.
+        """
+        if not self.marks_steps or self._boundaries.is_over:
             return None
-        torch: Any = sys.modules.get("torch")
-        is_open = self._runner.current.state is PassState.OPEN
-        has_trained = self._runner.has_trained
-        if (is_open or has_trained) and torch is not None and not torch.is_grad_enabled():
+        epoch = self._cursor.live.epoch
+        in_turn = self._turn == epoch
+        is_second = in_turn or (self._had_gradients and self._boundaries.are_reported)
+        if is_second and self._runner.is_in_epoch and not _has_gradients():
             return self.evaluate()
-        if has_trained:
+        if in_turn and self._runner.has_trained:
             raise IterationStateError(
                 f"iterator {self.name!r}: a second loop within epoch {epoch} of epochs(), "
                 "which was trained on already. To measure something on the training data, write "
@@ -345,6 +351,10 @@ class CFIterator:
 
     def _epochs(self, total: int) -> Iterator[int]:
         runner = self._runner
+        loop = object()
+        if self._turn is not None:  # an error left a loop that its traceback, say, still refers to
+            self._leave_turn()
+        self._loop = loop
         runner.settle()
         live = self._cursor.live
         if not live.place:
@@ -355,12 +365,11 @@ class CFIterator:
             self._turn = epoch
             try:
                 yield epoch
-            except GeneratorExit:  # an error, Ctrl-C or a break: the epoch may still go on
-                runner.reset()
-                runner.keep_epoch_open()
+            except GeneratorExit:
+                if self._loop is loop:
+                    self._leave_turn()
                 raise
-            finally:
-                self._turn = None
+            self._turn = None
             runner.tail.ends()
             runner.end()
             if self._boundaries.is_over:
@@ -372,6 +381,12 @@ class CFIterator:
             runner.current.settle()
             if not is_closed:
                 runner.turn()
+
+    def _leave_turn(self) -> None:
+        """An error, Ctrl-C or a break ended a loop over ``epochs()``: the epoch may still go on."""
+        self._turn = None
+        self._runner.reset()
+        self._runner.keep_epoch_open()
 
     def steps(self, total: int) -> Iterator[Any]:
         """Batches, across epochs, until ``total`` boundaries were passed in all.
@@ -395,6 +410,7 @@ class CFIterator:
     def _steps(self, total: int) -> Iterator[Any]:
         self._runner.counting.asked()  # no epochs, so no index in an epoch to get wrong
         self._runner.settle()
+        self._had_gradients = _has_gradients()
         while self._cursor.step < total and not self._boundaries.is_over:
             start = self._cursor.live
             yield from self._runner.start_pass(limit=total)
@@ -506,6 +522,11 @@ def _last_update(
     manager: Manager | None, cursor: Cursor, *, marks_steps: bool
 ) -> LastUpdate | None:
     return None if manager is None or marks_steps else LastUpdate(manager, cursor)
+
+
+def _has_gradients() -> bool:
+    torch: Any = sys.modules.get("torch")
+    return torch is None or bool(torch.is_grad_enabled())
 
 
 def _require_positive(**given: int | None) -> None:

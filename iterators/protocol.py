@@ -177,7 +177,7 @@ class Adapter(Protocol):
     def measure(self, n: int | None = None) -> None:
         """If ``takes_length``: the next ``open`` begins an epoch, or one of ``n`` places goes on.
 
-        ``identity.n`` and ``batches_left`` are those of that epoch from now on.
+        Called before each. ``identity.n`` and ``batches_left`` are those of that epoch from now on.
         """
         return
 

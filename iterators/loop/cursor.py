@@ -153,6 +153,11 @@ class Cursor:
         self._before_ahead.clear()
         self._unmarked = [one for one in self._unmarked if one[0] < to.uncommitted]
 
+    def take_back_ahead(self) -> None:
+        """Take back what was fetched ahead of the last update, as nobody holds it any more."""
+        if num_ahead := len(self._before_ahead):
+            self.rewind(replace(self.used, uncommitted=self.live.uncommitted - num_ahead))
+
     def load(self, position: Position) -> None:
         """Continue from a restored position.
 

@@ -135,6 +135,16 @@ class PassRunner:
         return is_there and self.current.has_trained(self._pending)
 
     @property
+    def is_in_epoch(self) -> bool:
+        """Whether a pass has served batches of the epoch that is trained on, and it is not closed.
+
+        After a restore its updates may all have come before this process.
+        """
+        state = self.current.state
+        is_restored = state is PassState.EXHAUSTED and self.current.last_boundary.place > 0
+        return state in (PassState.OPEN, PassState.PAUSED) or is_restored or self.has_trained
+
+    @property
     def was_used(self) -> bool:
         """Whether a batch was used in this process, so that no position can be loaded any more."""
         return (
@@ -192,7 +202,8 @@ class PassRunner:
         except BaseException:
             # The loader failed, or Ctrl-C while it fetched. The boundary of an update that was
             # attempted before that is still to be passed.
-            end = PassState.PAUSED if self._rule.is_due(self._pending) else PassState.SETTLED
+            is_pending = self._rule.lookahead or self._rule.is_due(self._pending)
+            end = PassState.PAUSED if is_pending else PassState.SETTLED
             raise
         finally:
             with uninterrupted:
@@ -227,8 +238,13 @@ class PassRunner:
                     if not self._boundaries.stops_after(error):
                         raise
                     return PassState.SETTLED
-                with uninterrupted:
-                    self._take(delivery)
+                before = self._cursor.live
+                try:
+                    with uninterrupted:
+                        self._take(delivery)
+                except BaseException:  # Ctrl-C was held back: the loop does not get this batch
+                    self._cursor.rewind(before)
+                    raise
                 yield delivery.data
                 with uninterrupted:
                     self._tell_of_count(live.epoch)
@@ -260,6 +276,8 @@ class PassRunner:
     def _open(self) -> Deliveries:
         """The rest of the epoch, from the cursor on."""
         live = self._cursor.live
+        if not live.place:
+            self._adapter.measure()
         return self._adapter.open(epoch=live.epoch, start=live.place, state=live.state)
 
     def _take(self, delivery: Delivery) -> None:
@@ -290,14 +308,17 @@ class PassRunner:
         self.counting.batch_used(running, epoch=epoch, batch=self.index)
 
     def _state_when_left(self, limit: int | None) -> PassState:
-        trained, place = self.current.has_trained(self._pending), self._cursor.used.place
-        if trained and self._is_whole(place):
+        is_used = self._rule.is_due(self._pending, epoch_over=True)
+        is_over = is_used and self._is_whole(self._cursor.used.place)
+        if is_over and self.current.has_trained(self._pending):
             return PassState.EXHAUSTED  # left on the last batch: nothing of the epoch is missing
         return PassState.LEFT if limit is None else PassState.PAUSED
 
     def evaluation(self, adapter: Adapter) -> Generator[Any, None, None]:
         """Every batch of the epoch from ``adapter``, which moves nothing here."""
         kept = self.last, self.last_num_samples
+        if not self._cursor.live.place:
+            adapter.measure()
         deliveries = adapter.open(epoch=self._cursor.live.epoch, start=0)
         place = 0
         try:
@@ -305,6 +326,8 @@ class PassRunner:
                 self._show(delivery, covered=delivery.end - place)
                 place = delivery.end
                 yield delivery.data
+                if self._is_cut(place):
+                    return
         finally:
             deliveries.close()
             adapter.close()
@@ -336,6 +359,7 @@ class PassRunner:
         if again and todo is Settlement.CLOSE_EPOCH:
             todo = Settlement.TAKE_BACK
         last_boundary = self.current.last_boundary
+        was_paused = self.current.state is PassState.PAUSED
         self.current.settle()  # first: the boundary may raise, and must not be passed twice
         if todo is Settlement.CLOSE_EPOCH:
             self.close_epoch(may_stop=may_stop)
@@ -344,6 +368,8 @@ class PassRunner:
         elif todo is Settlement.TAKE_BACK:
             self._cursor.rewind(last_boundary)
             self._batch_start = last_boundary.place
+        if was_paused:
+            self._cursor.take_back_ahead()
 
     def keep_epoch_open(self) -> None:
         """If the last pass was left early after training, let a later run serve the rest."""
@@ -373,7 +399,7 @@ class PassRunner:
             self.counting.epoch_ends(live.epoch, num_unused=num_unused)
             if live.place and not self.current.last_boundary.place:  # whole, without a boundary
                 self._tell_of_no_update(epoch_over=True)
-        was_left = self.current.was_left
+        was_left = self.current.was_left and not self._is_whole(live.place)
         self.counting.epoch_ended(live.epoch, self._index_at(live.place), was_left=was_left)
         self.last_report = self._cursor.end_epoch(was_left=was_left)
         self._batch_start = 0

@@ -241,8 +241,6 @@ class ResumableDataLoader(SeededAdapter):
 
     def _entered(self, epoch: int, start: int) -> Order:
         """The order of an epoch that begins with the data as it is, or goes on as it began."""
-        if not start:
-            self.measure()
         order = self.order(epoch)
         if not start:
             self._identity = replace(self._identity, n=order.n)

@@ -604,6 +604,69 @@ def test_a_pass_without_an_update_before_the_one_that_trains_costs_no_epoch() ->
     assert places(manager)[-1] == (2, 0, 6)
 
 
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_outside_epochs_a_pass_without_gradients_after_one_with_them_moves_nothing(
+    stepwise: bool,
+) -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    for _ in range(2):
+        for _ in iterator.steps(6) if stepwise else iterator:
+            manager.weight_update()
+            with torch.no_grad():
+                assert len(take_all(iterator)) == 3
+        with torch.no_grad():
+            assert len(take_all(iterator)) == 3
+    manager.close()
+    assert places(manager)[-1] == (2, 0, 6)
+
+
+def test_outside_epochs_passes_that_train_without_gradients_move_on() -> None:
+    manager = FakeManager()
+    iterator = managed(manager)
+    with torch.no_grad():
+        for _ in range(2):
+            for _ in iterator:
+                manager.weight_update()
+    manager.close()
+    assert places(manager)[-1] == (2, 0, 6)
+
+
+def test_a_second_pass_after_the_rest_of_a_restored_epoch_serves_all_of_it() -> None:
+    def loop(manager: FakeManager) -> list[int]:
+        iterator, measured = managed(manager), []
+        for _ in iterator.epochs(2):
+            for i, _ in iterator.enumerate():
+                if i == 1:  # the last batch is for no update
+                    manager.weight_update()
+            with torch.no_grad():
+                measured.append(len(take_all(iterator)))
+        return measured
+
+    whole = FakeManager()
+    assert loop(whole) == [3, 3]
+    assert loop(FakeManager(restored=whole.positions[0])) == [3, 3]
+
+
+def test_an_evaluation_of_a_growing_dataset_serves_what_the_epoch_serves() -> None:
+    dataset, manager = Plain(4), FakeManager()
+    iterator = CFIterator(ResumableDataLoader(dataset, 2), cf_manager=manager)
+    measured = []
+    for _ in iterator.epochs(2):
+        measured.append(len(take_all(iterator.evaluate())))
+        for _ in iterator:
+            manager.weight_update()
+            dataset.n = 8
+            measured.append(len(take_all(iterator.evaluate())))
+        measured.append(len(take_all(iterator.evaluate())))
+    assert measured == [2] * 4 + [4] * 6
+
+
+def test_an_evaluation_ends_where_the_epoch_ends() -> None:
+    iterator = CFIterator(loader(), batches_per_epoch=2)
+    assert len(take_all(iterator.evaluate())) == len(iterator) == 2
+
+
 def test_an_evaluation_shows_its_own_samples_and_may_be_left_early() -> None:
     iterator = CFIterator(loader(persistent_workers=True, num_workers=1))
     for batch in iterator:

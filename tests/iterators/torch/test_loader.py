@@ -291,6 +291,7 @@ def test_an_epoch_that_goes_on_needs_the_samples_that_it_began_with() -> None:
     dataset.n = 8
     with pytest.raises(ResumeMismatchError, match="length of the data in epoch 1"):
         loader.open(epoch=1, start=3)
+    loader.measure()
     assert sorted(chain.from_iterable(ids_of(loader, epoch=2))) == list(range(8))
     resumed = ResumableDataLoader(Plain(30), 3, shuffle=True, seed=1)
     resumed.measure(9)
