@@ -61,16 +61,22 @@ class _Keeping:
 
     def __init__(self, name: str, entries: frozenset[str]) -> None:
         self._name, self._entries = name, entries
+        #: In param_groups, where a live tensor is filled with the saved number.
+        self._takes_numbers = False
         self.seen: set[str] = set()
         self.done: set[str] = set()
 
     def in_optimizer(self, json: Mapping[str, Json], live: Optimizer) -> dict[str, Json]:
         """The JSON of an optimizer, in either of its forms."""
         if "state_dict" in json:
-            tree = dict(json["state_dict"])
-            groups = copy.deepcopy(tree["param_groups"])
-            tree["param_groups"] = self.within(groups, live.param_groups)
+            tree = copy.deepcopy(json["state_dict"])
+            self._takes_numbers = isinstance(tree, dict) and "param_groups" in tree
+            if self._takes_numbers:
+                tree["param_groups"] = self.within(tree["param_groups"], live.param_groups)
+            else:  # a form of its own
+                tree = self.within(tree, live.state_dict())
             return {**json, "state_dict": tree}
+        self._takes_numbers = True
         groups = copy.deepcopy(json["groups"])
         for group, values in zip(groups, live.param_groups, strict=False):
             group["values"] = self.within(group["values"], values)
@@ -99,9 +105,10 @@ class _Keeping:
         collector = StateCollector()
         collector.start(self._name)
         path = f"{self._name}.{key}"
-        plain = value.tolist() if isinstance(value, Tensor) else value
+        if isinstance(value, Tensor) and self._takes_numbers:
+            value = value.tolist()
         try:
-            encoded = collector.encode(plain, path)
+            encoded = collector.encode(value, path)
         except StateError as error:
             raise ConfigError(f"restore(keep=...): {error}") from error
         if collector.refs:

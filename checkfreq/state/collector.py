@@ -287,7 +287,8 @@ class StateCollector:
         ]
         of_parameters: dict[str, list[Json]] = {}
         groups = []
-        for group in overlapping([*theirs, *own]):
+        # By number, since addresses are in another order on each rank.
+        for group in sorted(overlapping([*theirs, *own]), key=_least_number):
             mine = [one for one in group if not one.is_parameter]
             if mine and len(mine) < len(group):
                 of_parameters.update(self._in_parameter(one, group) for one in mine)
@@ -351,6 +352,7 @@ class StateCollector:
         kept = [index for index in range(self._begin, len(self.refs)) if index not in gone]
         numbers = {index: number for number, index in enumerate(kept, self._begin)}
         self.refs[self._begin :] = [*(self.refs[index] for index in kept), *memories]
+        self._by_address, self._more = {}, {}  # they have the old numbers
         self.shards = {numbers.get(i, i): shard for i, shard in self.shards.items()}
         self.frozen = {numbers.get(i, i) for i in self.frozen}
         if not aliases:
@@ -439,6 +441,10 @@ def _same_bytes(one: Tensor, other: Tensor) -> bool:
         and one.is_conj() == other.is_conj()
         and one.is_neg() == other.is_neg()
     )
+
+
+def _least_number(group: list[Placed]) -> int:
+    return min((one.number for one in group if not one.is_parameter), default=0)
 
 
 def _shared_text(names: str) -> str:

@@ -7,7 +7,7 @@ difference, and a horizon that the user has changed is one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torch import Tensor
@@ -21,18 +21,23 @@ from checkfreq.types import Json
 #: Values as text by name: of each param_group; or of a scheduler and of those inside it, in order.
 Given: TypeAlias = Sequence[Mapping[str, str]]
 
+#: Entries of param_groups that select an implementation and not a result.
+IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
+#: What a restore leaves as it is, or follows from other values.
+_NOT_GIVEN = IMPLEMENTATION | {"params", "_schedulers", "_last_lr"}
+
 #: Of longer texts, the length and a digest are kept.
 _MOST_CHARACTERS = 200
 
 
 def given_to_groups(groups: Iterable[Mapping[str, Any]]) -> Given:
     """The values of an optimizer's param_groups."""
-    return [_texts(group, without=("params",)) for group in groups]
+    return [_texts(group) for group in groups]
 
 
 def given_to_scheduler(state: Any) -> Given:
     """The values in a scheduler's state dict, and in those of the schedulers inside it."""
-    return [_texts(one, without=("_schedulers",)) for one in _with_inner(state)]
+    return [_texts(one) for one in _with_inner(state)]
 
 
 class FirstGiven:
@@ -111,10 +116,10 @@ def _plain(value: Any) -> Any:
     raise ValueError(f"a {type(value).__qualname__}")
 
 
-def _texts(values: Mapping[str, Any], *, without: Collection[str]) -> dict[str, str]:
+def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     found = {}
     for key, value in values.items():
-        if key in without or not isinstance(key, str):
+        if key in _NOT_GIVEN or not isinstance(key, str):
             continue
         try:
             text = repr(_plain(value))

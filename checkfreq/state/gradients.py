@@ -84,7 +84,7 @@ class _Look:
     def _before_adding(self, gradient: Tensor) -> None:
         if self.is_kept is False:  # cleared, and what is there now came after that
             return
-        is_there = _has_gradient(self._parameter)
+        is_there = self._parameter.grad is not None
         if not is_there or not self._is_capturing():
             self.is_kept = is_there and _is_nonzero(self._parameter)
 
@@ -180,7 +180,8 @@ class PendingGradients:
 
     def _find_witness(self, name: str) -> None:
         parameters = parameters_of(self._optimizers[name])
-        found = next((p for p in parameters if _has_gradient(p)), None)
+        there = [p for p in parameters if p.grad is not None]
+        found = next((p for p in there if _is_dense(p)), there[0] if there else None)
         if found is None or found.grad is None:
             self._witnesses.pop(name, None)
             return
@@ -220,12 +221,15 @@ class PendingGradients:
             )
 
 
-def _has_gradient(parameter: Tensor) -> bool:
+def _is_dense(parameter: Tensor) -> bool:
     return parameter.grad is not None and parameter.grad.layout is torch.strided
 
 
 def _is_nonzero(parameter: Tensor) -> bool:
-    return parameter.grad is not None and _any_nonzero([local_of(parameter.grad)])
+    if parameter.grad is None:
+        return False
+    gradient = local_of(parameter.grad)
+    return _any_nonzero([gradient if _is_dense(parameter) else gradient.coalesce().values()])
 
 
 def _any_nonzero(gradients: Iterable[Tensor]) -> bool:

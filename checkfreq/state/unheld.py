@@ -150,7 +150,8 @@ class Variable(NamedTuple):
 def find_variables(tensors: Iterable[Tensor]) -> dict[int, Variable]:
     """By ``id``, the variables of the running code that hold the tensors, as far as found.
 
-    A walk over a few thousand objects, from the innermost frame outwards, shortest paths first.
+    A walk over a few thousand objects, from the innermost frame outwards, shortest paths first. It
+    looks at types and not at what an object claims to be: a lazy one would load itself.
     """
     wanted = frozenset(map(id, tensors))
     found: dict[int, Variable] = {}
@@ -158,12 +159,13 @@ def find_variables(tensors: Iterable[Tensor]) -> dict[int, Variable]:
     waiting = deque((variable, value, 0) for variable, value in _users_variables())
     while waiting and len(seen) < _MOST_OBJECTS:
         variable, value, depth = waiting.popleft()
-        if isinstance(value, Tensor):
+        kind = type(value)
+        if issubclass(kind, Tensor):
             if id(value) in wanted:
                 found[id(value)] = min(found.get(id(value), variable), variable, key=_rank)
-        elif id(value) not in seen and not isinstance(value, _NO_HOLDERS) and depth < _MOST_DEPTH:
+        elif id(value) not in seen and not issubclass(kind, _NO_HOLDERS) and depth < _MOST_DEPTH:
             seen.add(id(value))
-            if type(value).__module__.partition(".")[0] not in _OURS:
+            if kind.__module__.partition(".")[0] not in _OURS:
                 waiting += ((*one, depth + 1) for one in _inside(variable.path, value, wanted))
     return found
 
@@ -177,18 +179,22 @@ def _inside(path: str, value: Any, wanted: frozenset[int]) -> Iterator[tuple[Var
     name = re.findall(r"[^\W\d]\w*", path)[-1]
     items: dict[str, Any] = {}
     line = f"{name}={path}"
-    if isinstance(value, dict):
-        items = {f"[{key!r:.80}]": item for key, item in islice([*value.items()], _MOST_ITEMS)}
-    elif isinstance(value, list | tuple):
-        items = {f"[{number}]": item for number, item in enumerate(value[:_MOST_ITEMS])}
-        line = line if isinstance(value, list) else f"{name}=[*{path}]"
-    elif isinstance(value, nn.Module):
+    kind = type(value)
+    if issubclass(kind, dict):
+        items = {f"[{key!r:.80}]": item for key, item in islice([*dict.items(value)], _MOST_ITEMS)}
+    elif issubclass(kind, list | tuple):
+        sequence = list if issubclass(kind, list) else tuple
+        items = {f"[{n}]": item for n, item in enumerate([*sequence.__iter__(value)][:_MOST_ITEMS])}
+        line = line if sequence is list else f"{name}=[*{path}]"
+    elif issubclass(kind, nn.Module):
         items = {f".{key}": parameter for key, parameter in value.named_parameters()}
-    inner = [id(item) for item in items.values() if isinstance(item, Tensor)]
+    inner = [id(item) for item in items.values() if issubclass(type(item), Tensor)]
     rank = 0 if wanted.issuperset(inner) else 2
     for part, item in items.items():
         yield Variable(path + part, line, rank), item
-    for key, item in islice([*getattr(value, "__dict__", {}).items()], _MOST_ITEMS):
+    if not kind.__dictoffset__:
+        return
+    for key, item in islice([*object.__getattribute__(value, "__dict__").items()], _MOST_ITEMS):
         if not key.startswith("__"):
             yield _alone(key, f"{path}.{key}"), item
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import safetensors.torch
 import torch
 from torch import nn
@@ -74,12 +75,21 @@ def test_they_are_in_no_state_dict_that_others_read(tmp_path: Path) -> None:
         model.load_state_dict(state, strict=True)
 
 
-def test_one_that_does_not_fit_or_is_not_there_stays_as_it_is(tmp_path: Path) -> None:
+def test_one_that_does_not_fit_or_is_not_there_stays_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with CFManager(tmp_path, CFCheckpoint(model=Counting(size=3)), **EVERY) as manager:
         manager.save(wait=True)
-    for live in (Counting(size=2), nn.Linear(8, 3)):
+    smaller, none, removed = Counting(size=2), Counting(), nn.Linear(8, 3)
+    none.register_buffer("seen", None, persistent=False)
+    for live, found in ((smaller, "float32[2]"), (none, "None"), (removed, "")):
+        caplog.clear()
         with CFManager(tmp_path, CFCheckpoint(model=live), **EVERY) as manager:
             assert manager.restore()
+        warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+        said = f"model.seen, a buffer with persistent=False: live is {found}, where the checkpoint"
+        assert len(warnings) == bool(found)
+        assert said in "".join(warnings) or not found
     larger = nn.Linear(8, 3)
     larger.register_buffer("new", torch.ones(2), persistent=False)
     larger.register_buffer("sparse", torch.eye(2).to_sparse(), persistent=False)

@@ -155,6 +155,31 @@ def test_a_tensor_of_a_rate_and_one_of_several_groups_are_compared_and_kept(
     assert not warnings(caplog)
 
 
+class Plain(torch.optim.SGD):
+    """An optimizer whose state dict is not of torch's form."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rate": self.param_groups[0]["lr"], "seen": torch.ones(2)}
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        self.param_groups[0]["lr"] = state_dict["rate"]
+
+
+def test_entries_of_a_state_dict_of_an_optimizers_own_form_are_kept(tmp_path: Path) -> None:
+    weight = nn.Parameter(torch.ones(1))
+    saved, live = Plain([weight], lr=0.1), Plain([weight], lr=0.2)
+    with CFManager(tmp_path, CFCheckpoint(opt=saved), **EVERY) as manager:
+        manager.save(wait=True)
+    with CFManager(tmp_path, CFCheckpoint(opt=live), **EVERY) as manager:
+        for name, found in (("lr", "expected some of opt.rate"), ("seen", "holds tensors")):
+            with pytest.raises(ConfigError, match=found):
+                manager.restore(keep=(f"opt.{name}",))
+        manager.restore(keep=("opt.rate",))
+        assert live.param_groups[0]["lr"] == 0.2
+        manager.restore()
+        assert live.param_groups[0]["lr"] == 0.1
+
+
 @pytest.mark.parametrize(
     ("name", "found"),
     [

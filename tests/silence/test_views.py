@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import checkfreq
 from checkfreq import CFCheckpoint, CFManager
 from checkfreq.errors import StateError
+from checkfreq.state.capture import capture
 from iterators import CFIterator
 from tests.silence.training import EVERY, data, digest, loss_of, tick, tried
 
@@ -125,7 +126,7 @@ def columns(weight: Tensor) -> State:
 
 
 def of_the_parameter(weight: Tensor) -> State:
-    return {"same": weight, "turned": weight.t(), "rows": weight[2:4]}
+    return {"same": weight, "turned": weight.t(), "rows": weight[2:4], "first": weight[:2]}
 
 
 @pytest.mark.parametrize("make", [halves, overlapping, bits, columns, conjugates])
@@ -162,6 +163,36 @@ def test_a_view_of_the_parameter_is_one_again(tmp_path: Path) -> None:
     assert torch.equal(state_of(live)["same"], weight)
     assert torch.equal(state_of(live)["turned"], weight.t())
     assert torch.equal(state_of(live)["rows"], weight[2:4])
+    assert torch.equal(state_of(live)["first"], weight[:2])
+
+
+def test_state_that_shares_memory_beside_a_parameter_that_only_the_optimizer_holds(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def both(weight: Tensor) -> State:
+        return {**halves(weight), "same": weight}
+
+    saved = optimizer_of(both, 3.0)
+    live = saved_and_restored(tmp_path, saved, optimizer_of(None, 1.0))
+    weight = live.param_groups[0]["params"][0]
+    assert torch.equal(weight, torch.full((6, 4), 3.0))
+    assert "steps parameters that no tracked object holds" in caplog.text
+    weight.data.fill_(5.0)
+    assert torch.equal(state_of(live).pop("same"), weight)
+    state_of(saved).pop("same")
+    assert_shared_alike(state_of(saved), state_of(live))
+
+
+def test_what_shares_memory_is_kept_in_the_order_of_its_owners_wherever_it_lies() -> None:
+    weights, both = [nn.Parameter(torch.ones(2)) for _ in range(2)], torch.zeros(4, 2)
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    for weight, half in zip(weights, (both[2:], both[:2]), strict=True):  # the first lies behind
+        optimizer.state[weight] = {"all": half, "row": half[1]}
+    captured = capture(CFCheckpoint(opt=optimizer, rng=False), fence_on_device=False)
+    assert [key.partition(".all")[0] for _, key, *_ in captured.tensors[:2]] == [
+        "state.0",
+        "state.1",
+    ]
 
 
 def test_a_tracked_dict_shares_its_memory_again(tmp_path: Path) -> None:

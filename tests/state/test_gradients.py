@@ -217,6 +217,27 @@ def test_sparse_gradients_are_left_out_with_one_warning(
     assert "optimizer: sparse gradients" in record.message
 
 
+def test_sparse_gradients_are_not_warned_of_once_an_update_has_used_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = nn.Embedding(4, 3, sparse=True)
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    pending = PendingGradients({"optimizer": optimizer})
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.tensor([1, 2])).mean().backward()
+        optimizer.step()
+        assert not pending.read()
+    assert not caplog.records
+    for _ in range(2):  # not cleared any more
+        model(torch.tensor([1, 2])).mean().backward()
+        optimizer.step()
+        assert not pending.read()
+    (record,) = caplog.records
+    assert "optimizer: sparse gradients" in record.message
+    pending.close()
+
+
 def test_a_checkpoint_without_pending_gradients_has_no_record_of_them(watched: Watched) -> None:
     watched.backward()
     watched.step()

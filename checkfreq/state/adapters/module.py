@@ -99,8 +99,9 @@ class ModuleAdapter:
         found = []
         for node, attribute, buffer in self._non_persistent():
             name = node.name(attribute)
-            is_kept = is_dtensor(buffer) or (is_ordinary(buffer) and buffer.data_ptr())
-            if not is_kept or name in collector.keys:
+            if buffer is None or name in collector.keys:
+                continue
+            if not is_dtensor(buffer) and not (is_ordinary(buffer) and buffer.data_ptr()):
                 continue
             if collector.add(name, buffer, False) != name:
                 collector.drop_alias(name)
@@ -111,15 +112,16 @@ class ModuleAdapter:
                 collector.per_rank.add((self._name, name))
         return found
 
-    def _non_persistent(self) -> Iterator[tuple[Node, str, Tensor]]:
+    def _non_persistent(self) -> Iterator[tuple[Node, str, Tensor | None]]:
         for node in self._index.nodes:
             for attribute in sorted(node.module._non_persistent_buffers_set):
                 buffer = node.module._buffers.get(attribute)
-                if buffer is not None and not isinstance(buffer, LAZY):
+                if not isinstance(buffer, LAZY):
                     yield node, attribute, buffer
 
-    def _filled_non_persistent(self, saved: SavedObject) -> list[Filled]:
-        """Those that the checkpoint has, in the same shape and dtype; all others stay."""
+    def _filled_non_persistent(self, saved: SavedObject, findings: Findings) -> list[Filled]:
+        """Those that the checkpoint has, in the same shape and dtype; all others stay, and are
+        noted if the checkpoint has something else."""
         found = []
         hidden = set(saved.field("non_persistent", []))
         for node, attribute, live in self._non_persistent():
@@ -127,11 +129,17 @@ class ModuleAdapter:
             if name not in hidden or saved.is_of_other_ranks(name):
                 continue
             record = saved.record(name)
-            is_kept = is_dtensor(live) or is_ordinary(live)
+            is_kept = live is not None and (is_dtensor(live) or is_ordinary(live))
             form = (record.shape, DTYPES[record.dtype])
-            if is_kept and (tuple(live.shape), live.dtype) == form:
+            if live is not None and is_kept and (tuple(live.shape), live.dtype) == form:
                 saved.require(name, live)
                 found.append(Filled(f"{self._name}.{name}", live, record))
+                continue
+            there = None if live is None else f"{live.dtype}{[*live.shape]}".removeprefix("torch.")
+            findings.notes.append(
+                f"{self._name}.{name}, a buffer with persistent=False: live is {there}, where the "
+                f"checkpoint has {record.dtype}{[*record.shape]}"
+            )
         return found
 
     def _is_trained(self, trained_ids: frozenset[int]) -> bool:
@@ -205,7 +213,7 @@ class ModuleAdapter:
         }
         self._compare_ties(fitting, saved, findings)
         common = {name: node for name, node in extras.items() if name in trees}
-        hidden = self._filled_non_persistent(saved)
+        hidden = self._filled_non_persistent(saved, findings)
         nodes = self._index.nodes
         flags = self._flags.prepare(nodes, saved, findings, known=there) if findings.resumes else []
         if self._index.loads_its_own_way or self._index.saves_its_own_way:
@@ -223,7 +231,8 @@ class ModuleAdapter:
         """See Adapter."""
         self._refresh()
         live = {**self._live_tensors(), **self._live_dtensors()}
-        live.update((node.name(one), tensor) for node, one, tensor in self._non_persistent())
+        hidden = self._non_persistent()
+        live.update((node.name(one), tensor) for node, one, tensor in hidden if tensor is not None)
 
         def of(key: str, shape: tuple[int, ...]) -> Iterator[Box]:
             if key in live and not isinstance(live[key], LAZY):

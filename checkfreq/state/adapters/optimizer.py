@@ -10,7 +10,7 @@ object holds is saved too, as ``parameter.<number>``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from functools import partial
 from types import MappingProxyType
@@ -101,19 +101,24 @@ class OptimizerAdapter:
                 "would not restore. Keep a copy in the state instead: tensor.clone()"
             )
         if numbers := collector.held.lacks(parameters):
-            self._capture_parameters(parameters, numbers, collector)
+            self._capture_parameters(parameters, numbers, collector, of_parameters)
             json["parameters"] = list(numbers)
         return json
 
     def _capture_parameters(
-        self, parameters: list[Tensor], numbers: list[int], collector: StateCollector
+        self,
+        parameters: list[Tensor],
+        numbers: list[int],
+        collector: StateCollector,
+        of_parameters: Collection[str],
     ) -> None:
         """Keep those that nobody else does, and name them once."""
         unknown = []
         for number in numbers:
             parameter, key = parameters[number], parameter_key(number)
             is_frozen = not parameter.requires_grad and parameter not in self._optimizer.state
-            if collector.add(key, parameter, True, is_frozen) == key:
+            kept = collector.add(key, parameter, True, is_frozen)
+            if kept == key or kept in of_parameters:
                 unknown.append(number)  # it is not in a state dict of the optimizer's own
         if len(unknown) > self._num_named:
             self._num_named = len(unknown)

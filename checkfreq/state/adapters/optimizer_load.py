@@ -24,13 +24,11 @@ from checkfreq.state.adapters.trees import Refill, tensors_in
 from checkfreq.state.codec import decode_tree
 from checkfreq.state.composed import is_composed
 from checkfreq.state.dtensors import empty_like, empty_split, is_dtensor, local_of
+from checkfreq.state.given import IMPLEMENTATION
 from checkfreq.state.saved import SavedObject, new_tensor
 from checkfreq.state.saved_tensor import SavedTensor, copy_bits, local_part
 from checkfreq.state.tensors import DTYPES, decode_torch, require_memory
 from checkfreq.types import Json
-
-#: These select an implementation and not a result, so the script's values stay.
-_IMPLEMENTATION = frozenset({"foreach", "fused", "capturable", "differentiable"})
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
@@ -136,11 +134,10 @@ class OptimizerLoad:
         for key, (number, offset, strides, own) in self._of_parameters.items():
             record, parameter = self._saved.record(key), parameters[number]
             local = local_of(parameter)
-            if offset == 0 and strides == own:
-                fits = record.shape == tuple(parameter.shape)
-            else:
-                fits = [*local.stride()] == own and _is_within(offset, record.shape, strides, local)
-            fits = fits and local.dtype == DTYPES[record.dtype]
+            fits = local.dtype == DTYPES[record.dtype] and (
+                _is_whole(offset, strides, own, record, parameter)
+                or ([*local.stride()] == own and _is_within(offset, record.shape, strides, local))
+            )
             if not fits:
                 findings.different.append(
                     f"{self._name}.{key}: checkpoint has it in the memory of parameter {number}, "
@@ -230,7 +227,7 @@ class OptimizerLoad:
     def _compare_implementations(self, findings: Findings) -> None:
         groups = zip(self.values, self._optimizer.param_groups, strict=True)
         for i, (saved, live) in enumerate(groups):
-            for key in _IMPLEMENTATION & saved.keys() & live.keys():
+            for key in IMPLEMENTATION & saved.keys() & live.keys():
                 if not same(live[key], saved[key]):
                     findings.notes.append(
                         f"{self._name}.param_groups[{i}].{key}: {show(live[key])}, where the "
@@ -282,7 +279,7 @@ class OptimizerLoad:
                 self._optimizer.state[self._saved.decode(key)] = self._saved.decode(node)
 
     def _set_group_value(self, live: dict[str, Any], key: str, value: Any) -> None:
-        if key in _IMPLEMENTATION and key in live:
+        if key in IMPLEMENTATION and key in live:
             return
         current = live.get(key)
         # A tensor stays the same object: captured graphs and compiled steps read it.
@@ -354,7 +351,7 @@ class OptimizerLoad:
         """The same part of the live parameter as before; `_compare_shared` saw that it fits."""
         number, offset, strides, own = self._of_parameters[record.name]
         parameter = parameters_of(self._optimizer)[number]
-        if offset == 0 and strides == own:
+        if _is_whole(offset, strides, own, record, parameter):
             whole: Tensor = parameter.detach()
             return whole
         local = local_of(parameter).detach()
@@ -412,6 +409,13 @@ class OptimizerLoad:
         if self._tree.device_type != "cpu":
             return "device" not in node
         return name == "step"
+
+
+def _is_whole(
+    offset: int, strides: list[int], own: list[int], record: SavedTensor, parameter: Tensor
+) -> bool:
+    """Whether what lay there in a parameter with strides ``own`` was all of it."""
+    return offset == 0 and strides == own and record.shape == tuple(parameter.shape)
 
 
 def _is_within(offset: int, shape: tuple[int, ...], strides: list[int], whole: Tensor) -> bool:
