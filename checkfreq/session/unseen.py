@@ -26,7 +26,7 @@ _MOST_COMPARED = 8
 _REMEDY = (
     "An update is seen in step() of a tracked optimizer, CFCheckpoint(..., optimizer=optimizer); "
     "put any other write of weights into `with cf_manager.updating():`. A loop that trains nothing "
-    "takes CFIterator(..., marks_steps=False)"
+    "takes train_loader.evaluate(), or a CFIterator(..., marks_steps=False) of its own"
 )
 
 

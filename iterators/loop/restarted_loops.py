@@ -88,7 +88,10 @@ def restarted_loop(made_at: CallStack) -> RestartedLoop | None:
         for loop in _loops_around(frame):
             if any(_contains(loop, line) for line in lines_before):
                 continue
-            found = _begun(loop, frame)
+            begun = _begun(loop, frame)
+            if begun is None and isinstance(loop, ast.For) and loop.lineno == frame.f_lineno:
+                continue  # written on one line: the loop over the batches, which has not begun
+            found = begun
             if found is None:
                 return None
         if lines_before:
@@ -126,8 +129,13 @@ def _contains(loop: ast.For | ast.AsyncFor | ast.While, line: int) -> bool:
 
 
 def _begun(loop: ast.AST, frame: FrameType) -> RestartedLoop | None:
-    """``loop`` if it is over a range from a constant and in its first iteration."""
+    """``loop`` if it is over a range from a constant and in its first iteration.
+
+    Not if the range may be of what is left, or the loop ends by a count of the run's.
+    """
     if not isinstance(loop, ast.For) or not isinstance(loop.target, ast.Name):
+        return None
+    if any(_ends_by_steps(node) for node in ast.walk(loop)):
         return None
     for call in ast.walk(loop.iter):
         if (
@@ -140,7 +148,7 @@ def _begun(loop: ast.AST, frame: FrameType) -> RestartedLoop | None:
             if not isinstance(first, ast.Constant) or not isinstance(first.value, int):
                 return None
             now = frame.f_locals.get(loop.target.id)
-            if not isinstance(now, int) or now != first.value:
+            if not isinstance(now, int) or now != first.value or _is_difference(call.args[-1]):
                 return None
             return RestartedLoop(
                 f"{frame.f_code.co_filename}:{loop.lineno}",
@@ -150,3 +158,21 @@ def _begun(loop: ast.AST, frame: FrameType) -> RestartedLoop | None:
                 ast.unparse(call.args[-1]),
             )
     return None
+
+
+def _is_difference(stop: ast.expr) -> bool:
+    """``TOTAL - done``; but not ``TOTAL - 1``."""
+    if not isinstance(stop, ast.BinOp) or not isinstance(stop.op, ast.Sub):
+        return False
+    return not isinstance(stop.right, ast.Constant)
+
+
+def _ends_by_steps(node: ast.AST) -> bool:
+    """``if cf_manager.global_step >= n: break``, or ``train_loader.step``, or a return."""
+    if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
+        return False
+    ordered = isinstance(node.test.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
+    sides = (node.test.left, *node.test.comparators)
+    counts = any(isinstance(s, ast.Attribute) and s.attr in ("global_step", "step") for s in sides)
+    leaves = any(isinstance(one, ast.Break | ast.Return | ast.Raise) for one in node.body)
+    return ordered and counts and leaves

@@ -52,6 +52,11 @@ _WRAPPERS: dict[type, str] = {
     functools.cached_property: "func",
 }
 _GENERATORS = (torch.Generator, random.Random, np.random.RandomState, np.random.Generator)
+_GLOBAL: tuple[Any, ...] = (
+    random.sample.__self__,  # type: ignore[attr-defined]
+    np.random.mtrand._rand,
+    torch.default_generator,
+)
 _SCATTER = 0x9E3779B97F4A7C15
 
 
@@ -188,7 +193,9 @@ def _seed_of_pcg(bits: np.random.PCG64) -> Callable[[int], None]:
 
 def _generators(roots: Iterable[_Found]) -> Iterator[_Found]:
     """Each generator once, breadth first: the shortest path names it, in every process alike."""
-    seen: dict[int, Any] = {}  # objects too: the id of one that is gone could be that of the next
+    # Objects too: the id of one that is gone could be that of the next. The global generators are
+    # reached through their functions (``from random import sample``), and seeded elsewhere.
+    seen: dict[int, Any] = {id(one): one for one in _GLOBAL}
     left, named = deque(roots), Counter[str]()
     while left and len(seen) < _MOST_OBJECTS:
         path, one = left.popleft()

@@ -29,8 +29,7 @@ from checkfreq.state.adapters.rng import rng_state
 from checkfreq.state.capture import GRADIENTS, POSITIONS
 from checkfreq.state.codec import decode_tree
 from checkfreq.state.composed import build, can_build
-from checkfreq.state.saved import SavedObject
-from checkfreq.state.saved_tensor import SavedTensor
+from checkfreq.state.saved import SavedObject, new_tensor
 from checkfreq.state.tensors import DTYPE_NAMES, decode_torch
 from checkfreq.store.manifest import Manifest
 from checkfreq.types import Json
@@ -129,7 +128,7 @@ class _State(SavedObject):
     ) -> None:
         super().__init__(name, json, path=path)
         self.records = {
-            key: SavedTensor(key, DTYPE_NAMES[tensor.dtype], tensor.shape)
+            key: self._tensor(key, DTYPE_NAMES[tensor.dtype], tensor.shape)
             for key, tensor in stored.items()
         }
         self.tensors: dict[int, StoredTensor] = {}
@@ -175,8 +174,15 @@ class _State(SavedObject):
 
     def _leaf(self, tag: str, node: dict[str, Json]) -> Any:
         if tag == "$ndarray":
-            stored = self._stored[self.record(node[tag]).name]
-            return self.later(lambda read: decode_torch(tag, node, lambda *_: read(stored)))
+            record = self.record(node[tag])
+            stored = self._stored[record.name]
+
+            def array(read: Read) -> Any:
+                values = read(stored)
+                made = new_tensor(record.shape, values.dtype, values.device, record.strides)
+                return decode_torch(tag, node, lambda *_: made.copy_(values))
+
+            return self.later(array)
         return decode_torch(tag, node, self.owned)
 
     def later(self, make: Callable[[Read], Any]) -> _Later:

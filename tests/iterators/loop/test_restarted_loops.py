@@ -62,6 +62,11 @@ def nested(iterator: CFIterator) -> None:
             one_epoch(iterator)
 
 
+def on_one_line(iterator: CFIterator) -> None:
+    for _ in range(TOTAL):
+        for _ in iterator: break  # fmt: skip  # noqa: E701
+
+
 def after_a_look(iterator: CFIterator) -> None:
     next(iter(iterator))
     plain(iterator)
@@ -74,6 +79,7 @@ def after_a_look(iterator: CFIterator) -> None:
         (numbered, "`for _ in range(train_loader.epoch + 1, TOTAL + 1):`"),
         (in_a_function, "`for _ in train_loader.epochs(TOTAL):`"),
         (nested, "`for _ in train_loader.epochs(TOTAL):`"),
+        (on_one_line, "`for _ in train_loader.epochs(TOTAL):`"),
         (after_a_look, "`for _ in train_loader.epochs(TOTAL):`"),
     ],
 )
@@ -100,6 +106,20 @@ def from_the_epoch(iterator: CFIterator) -> None:
 def what_is_left(iterator: CFIterator) -> None:
     for _ in range(TOTAL - iterator.epoch):
         one_epoch(iterator)
+
+
+def what_a_tracked_count_left(iterator: CFIterator) -> None:
+    counts = {"epochs": 2}
+    for _ in range(TOTAL - counts["epochs"]):
+        one_epoch(iterator)
+
+
+def until_a_step(iterator: CFIterator) -> None:
+    for _ in range(1000):
+        for _ in iterator:
+            break
+        if iterator.step >= 6:
+            break
 
 
 def from_a_variable(iterator: CFIterator) -> None:
@@ -140,6 +160,8 @@ def sourceless(iterator: CFIterator) -> None:
         epochs,
         from_the_epoch,
         what_is_left,
+        what_a_tracked_count_left,
+        until_a_step,
         from_a_variable,
         skipping,
         until_the_end,

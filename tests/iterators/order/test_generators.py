@@ -170,6 +170,13 @@ def test_what_is_not_seeded_is_not_looked_for() -> None:
     assert private.found["dataset.rng"].random() == np.random.default_rng(3).random()
 
 
+def test_functions_of_the_global_generators_are_no_private_ones() -> None:
+    draw = (random.sample, np.random.permutation, torch.default_generator)
+    private = PrivateGenerators(Seeding(1), dataset=Jitter(draw))
+    private.look()
+    assert not private.found
+
+
 def test_a_generator_that_cannot_be_seeded_is_named_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
