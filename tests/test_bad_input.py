@@ -24,6 +24,7 @@ from checkfreq.errors import (
     PersistError,
     StateError,
 )
+from checkfreq.persist.lock import DirectoryLock
 from checkfreq.store.manifest import FORMAT_VERSION, MANIFEST_NAME, digest_of
 from checkfreq.store.store import CheckpointStore
 from tests.crash.disks import small_disk
@@ -299,22 +300,22 @@ def test_a_new_directory_on_a_full_disk_is_an_error_that_says_so(tmp_path: Path)
 
 
 @pytest.mark.parametrize("first_call", ["restore", "step", "save"])
-def test_a_directory_shared_by_two_managers_is_refused_to_the_second(
-    first_call: str, tmp_path: Path
-) -> None:
+def test_a_directory_of_another_run_is_refused(first_call: str, tmp_path: Path) -> None:
     first, second = build(), build()
     with manager_of(tmp_path / "chk", first) as holder:
         train(holder, first)
-        with (
-            pytest.raises(ConfigError) as caught,
-            manager_of(tmp_path / "chk", second) as late,
-        ):
-            getattr(late, first_call)()
-        assert f"training process {os.getpid()}" in str(caught.value)
-        assert "Give each run its own directory" in str(caught.value)
-        assert "takeover_s" in str(caught.value)
-        train(holder, first)
-    assert CheckpointStore(tmp_path / "chk").steps() == [1, 2]
+    lock = DirectoryLock(tmp_path / "chk")
+    assert lock.try_now(owner_pid=os.getpid())  # as the worker of another process has it
+    with (
+        pytest.raises(ConfigError) as caught,
+        manager_of(tmp_path / "chk", second) as late,
+    ):
+        getattr(late, first_call)()
+    lock.release()
+    assert f"training process {os.getpid()}" in str(caught.value)
+    assert "Give each run its own directory" in str(caught.value)
+    assert "takeover_s" in str(caught.value)
+    assert CheckpointStore(tmp_path / "chk").steps() == [1]
     with manager_of(tmp_path / "chk", second) as late:
         assert late.restore()
     assert weights(second) == weights(first)

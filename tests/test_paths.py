@@ -32,6 +32,8 @@ ALLOWED = {
     "checkfreq.supervisor.becoming": "the script, and the folder that it imports from",
     "checkfreq.supervisor.board": "/proc, where the supervisor's own memory is",
     "checkfreq.formats.numpy_reader": "stands alone: it may be copied out of the package",
+    "checkfreq": "its own sources, and a user's iterators.py",
+    "checkfreq.state.sharers": "/proc",
     "checkfreq.testing.contract": "links that a test plants",
 }
 #: A module's files are the business of these packages, which read no checkpoints.

@@ -16,6 +16,7 @@ import pytest
 from checkfreq import CFManager, KeepLast
 from checkfreq.errors import PersistError, SnapshotError, WorkerDiedError
 from checkfreq.events import FailureNotice
+from checkfreq.persist.lock import DirectoryLock
 from checkfreq.persist.protocol import readable
 from checkfreq.store.store import CheckpointStore
 from tests.contract.conftest import Gate, Hold, SetFault
@@ -274,13 +275,15 @@ def test_a_snapshot_that_kills_every_worker_is_given_up_and_counted(
 def test_a_directory_held_by_another_run_is_a_config_error_that_names_it(chk_dir: Path) -> None:
     from checkfreq.errors import ConfigError
 
-    with managed(chk_dir, Training().chk) as holder:
-        holder.save(wait=True)
-        second = managed(chk_dir, Training().chk, config=config(takeover_s=0.1))
-        with pytest.raises(ConfigError, match=rf"training process {os.getpid()}.*takeover_s"):
-            second.restore()
-        second.close()
-        holder.save(wait=True)
+    with managed(chk_dir, Training().chk) as first:
+        first.save(wait=True)
+    lock = DirectoryLock(chk_dir)
+    assert lock.try_now(owner_pid=os.getpid())  # as the worker of another process has it
+    second = managed(chk_dir, Training().chk, config=config(takeover_s=0.1))
+    with pytest.raises(ConfigError, match=rf"training process {os.getpid()}.*takeover_s"):
+        second.restore()
+    second.close()
+    lock.release()
     assert CheckpointStore(chk_dir).steps() == [0]
 
 
