@@ -193,7 +193,7 @@ class Ending:
             return
         if not self._progress.has_stopped:
             self._session.positions.finish()
-        if not self._progress.has_iterated:
+        if not self._progress.has_iterated and self._progress.restored_step is None:
             self._session.unseen.close(self._session.gate.attempts)
         if self._progress.has_iterated and not self._progress.has_stopped:
             self._complete_last_boundary()
