@@ -34,6 +34,7 @@ def train(directory: str, seed: int) -> tuple[int, bool, bool]:
     def interrupt() -> None:
         while not over.wait(dice.uniform(0.002, 0.03)):
             if armed.is_set():
+                armed.clear()  # one interrupt for each time, or the next could come between two
                 os.kill(os.getpid(), signal.SIGINT)
 
     def some(total: int) -> None:
@@ -51,12 +52,6 @@ def train(directory: str, seed: int) -> tuple[int, bool, bool]:
             some(10**9)
         except KeyboardInterrupt:
             interrupts += 1
-        finally:
-            while armed.is_set():
-                try:
-                    armed.clear()
-                except KeyboardInterrupt:
-                    interrupts += 1
     over.set()
     thread.join()
     some(manager.global_step + 3)
