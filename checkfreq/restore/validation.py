@@ -152,10 +152,11 @@ def _outlines(manifest: Manifest, path: str) -> Iterator[_Outline]:
 def _require_module(saved: SavedObject) -> None:
     extra = saved.field("extra", {})
     _require(isinstance(extra, dict), "extra", extra)
-    if flags := saved.field("flags", {}):
+    if (flags := saved.json.get("flags")) is not None:  # an import has none
         for one in (flags, flags.get("first", flags)):
-            for name in (*one["frozen"], *one["evaluating"]):
-                _require(isinstance(name, str), "flags", name)
+            for names in (one["frozen"], one["evaluating"]):
+                good = isinstance(names, list) and all(isinstance(name, str) for name in names)
+                _require(good, "flags", names)
     for name in saved.field("non_persistent", []):
         saved.is_of_other_ranks(name) or saved.record(name)
     module_state_dict(saved)

@@ -108,6 +108,12 @@ MALFORMED = {
     "positions carried on": (("$positions", "train"), {"$dict": [["$carried", 5]]}),
     "a dict that is a list": (("meters", "tree"), [1]),
     "a kind": (("model", "kind"), "pickle"),
+    "no flags in the flags": (("model", "flags"), {}),
+    "flags that are none": (("model", "flags"), []),
+    "flags of the first start without names": (("model", "flags", "first"), {}),
+    "a text for names with a flag": (("model", "flags", "frozen"), "weight"),
+    "what a script gave": (("optimizer", "given"), {"values": [1], "of": [0]}),
+    "what a script gave to no group": (("optimizer", "given"), {"values": [], "of": [0]}),
     "a tied name of nothing": (("model", "aliases"), {"a": "b"}),
 }
 
