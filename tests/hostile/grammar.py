@@ -19,7 +19,7 @@ from typing import Any
 from checkfreq.store.manifest import MANIFEST_NAME, digest_of
 
 #: Stands for text that no JSON encoder writes.
-_RAW = re.compile(r'"@raw@(.*?)@"')
+_RAW = re.compile(r'"@raw@(\d+)@"')
 
 _NAMES = (
     *("step", "load_state_dict", "state_dict", "_is_better", "is_better", "mode_worse", "_reset"),
