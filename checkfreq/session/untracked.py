@@ -148,12 +148,10 @@ class Untracked:
         seen = self._seen[optimizer]
         if seen is None or not self._loses(optimizer, seen):
             return
-        name = _name_of(optimizer, self._chk.tracked)
         logger.warning(
             "%s steps parameters that are tracked, and is not tracked itself: its state would be "
             "made anew in a resumed run. Track it too: CFCheckpoint(..., %s)",
-            _described(optimizer, name),
-            _argument(name, "another_optimizer", self._chk.tracked),
+            *_named(optimizer, self._chk.tracked, otherwise="another_optimizer"),
         )
 
     def _loses(self, optimizer: Optimizer, seen: _Stepping) -> bool:
@@ -175,19 +173,17 @@ class Untracked:
         if not scaler.is_enabled() or scaler in self._told or self._is_part(scaler):
             return
         self._told.add(scaler)
-        name = _name_of(scaler, self._chk.tracked)
         logger.warning(
             "%s steps an optimizer whose parameters are tracked, and is not tracked itself: its "
             "scale would start over in a resumed run. Track it too: CFCheckpoint(..., %s)",
-            _described(scaler, name),
-            _argument(name, "scaler", self._chk.tracked),
+            *_named(scaler, self._chk.tracked, otherwise="scaler"),
         )
 
     def _schedulers_of_ours(self) -> Iterator[LRScheduler]:
         """Schedulers of tracked optimizers that are not tracked.
 
         A scheduler refers to its optimizer, and nothing leads back from there: they are found among
-        all objects of the garbage collector, once in a process, since that takes some 20 ms.
+        all objects of the garbage collector: a walk over every one, so once in a process.
         """
         tracked = self._chk.tracked.values()
         found = gc.get_referrers(*self._optimizers.values()) if self._optimizers else []
@@ -212,12 +208,10 @@ class Untracked:
                 kept.append((ref, before))
                 continue
             self._told.add(scheduler)
-            name = _name_of(scheduler, self._chk.tracked)
             logger.warning(
                 "%s schedules a tracked optimizer, and is not tracked itself: the schedule would "
                 "start over in a resumed run. Track it too: CFCheckpoint(..., %s)",
-                _described(scheduler, name),
-                _argument(name, "scheduler", self._chk.tracked),
+                *_named(scheduler, self._chk.tracked, otherwise="scheduler"),
             )
         self._schedulers = kept
 
@@ -261,13 +255,14 @@ def _scaler_that_steps() -> GradScaler | None:
 # ---- how it is called in the script
 
 
-def _described(thing: object, name: str | None) -> str:
-    kind = type(thing).__name__
-    return f"a {kind}" if name is None else f"the {kind} {name!r}"
+def _named(thing: object, tracked: Mapping[str, Any], *, otherwise: str) -> tuple[str, str]:
+    """What to call ``thing`` in a message, and what to write into ``CFCheckpoint(...)``."""
+    kind, name = type(thing).__name__, _name_of(thing, tracked)
+    called = f"a {kind}" if name is None else f"the {kind} {name!r}"
+    return called, _argument(name, otherwise, tracked)
 
 
 def _argument(name: str | None, otherwise: str, tracked: Mapping[str, Any]) -> str:
-    """What to write into ``CFCheckpoint(...)``."""
     keyword = otherwise if name is None else name.removeprefix("self.").replace(".", "_")
     if keyword in tracked:
         keyword += "_2"

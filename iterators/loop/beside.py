@@ -3,8 +3,8 @@
 ``bar = tqdm(zip(train_loader, second))`` keeps both passes open after the loop was left. The next
 epoch begins a new pass of each, so that of ``second`` is over too, and a position saved at the end
 of the epoch must say so. Nothing but the ``zip`` knows that the two belong together. It is found
-among all objects that the garbage collector knows: 20 ms to 50 ms, and only where a variable keeps
-the pass. Training thread only.
+among all objects that the garbage collector knows, and looked for only where a variable keeps the
+pass. Training thread only.
 """
 
 from __future__ import annotations
