@@ -167,7 +167,7 @@ class CFManager:
 
         CUDA graph replays, weight clipping, EMA swaps, optimizers inside backward. Without it, a
         write under the copy of a snapshot fails that snapshot, and others hold training until they
-        are complete.
+        are complete. Enter it with the stream current on which the write is queued.
         """
         self._session.require_whole()
         return self._gate.updating()

@@ -31,7 +31,7 @@ from checkfreq.run.inheritance import Inheritance
 from checkfreq.run.notices import LastMoment
 from checkfreq.run.replicas import Replicas
 from checkfreq.snapshot.arena import Arena, Slot
-from checkfreq.snapshot.backends import backend_for_slots, backend_of, is_capturing
+from checkfreq.snapshot.backends import UpdateStreams, backend_for_slots, backend_of, is_capturing
 from checkfreq.snapshot.pinning import DevicePinner
 from checkfreq.snapshot.snapshotter import Snapshotter, engine_for
 from checkfreq.state.capture import capture
@@ -94,12 +94,14 @@ class Pipeline:
             role=role,
             on_notice=last_moment.board.note,
         )
+        self._streams = UpdateStreams()
         self._snapshotter = Snapshotter(
             choose_engine=partial(
                 engine_for,
                 chk,
                 place=config.snapshot_place,
                 weighs_places=profiler.decides,
+                streams=self._streams,
             ),
             arena=self._arena,
             listener=self.persistence,
@@ -313,6 +315,7 @@ class Pipeline:
         With ``verify_settled``, raises StateError if settled state changed before it.
         """
         self._profiler.update()
+        self._streams.note()
         waited_s = self._snapshotter.fence()
         self.held.fence(waited_s)
         if waited_s:

@@ -5,14 +5,14 @@ All other code asks here for the ``Device`` of a tensor, or of the process, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from checkfreq.errors import StateError
 from checkfreq.snapshot.cuda import CudaDevice
-from checkfreq.snapshot.device import Device
+from checkfreq.snapshot.device import Device, Stream
 from checkfreq.state.tensors import keep_tensors_on, require_kept
 
 #: By type of ``torch.device``, as in ``tensor.device.type``.
@@ -22,10 +22,44 @@ BACKENDS: dict[str, Device] = {}
 def register(kind: str, device: Device) -> None:
     """Support tensors whose device is of type ``kind``."""
     BACKENDS[kind] = device
-    keep_tensors_on(kind)
+    keep_tensors_on(kind, device.devices)
 
 
 register("cuda", CudaDevice())  # ROCm too: PyTorch gives it the same name
+
+
+class UpdateStreams:
+    """The streams that were current at weight updates, by device.
+
+    A loop may train on a stream of its own and pass its boundaries on another, and nothing but
+    these orders a snapshot after the update, or what is queued there next after the snapshot.
+    """
+
+    def __init__(self, backends: Mapping[str, Device] = BACKENDS) -> None:
+        self._backends = backends
+        self._streams: dict[torch.device, list[Stream]] = {}
+        self._is_read = False
+
+    def note(self) -> None:
+        """An update is about to be queued; not during a graph capture."""
+        for backend in self._backends.values():
+            if not backend.is_in_use():
+                continue
+            if self._is_read:
+                self._streams.clear()
+                self._is_read = False
+            for device in backend.devices():
+                known, stream = self._streams.setdefault(device, []), backend.current_stream(device)
+                if stream not in known:
+                    known.append(stream)
+
+    def read(self, device: torch.device) -> Sequence[Stream]:
+        """The streams of the updates before a snapshot, which begins now.
+
+        The next update starts a new list; without one, the next snapshot reads the same.
+        """
+        self._is_read = True
+        return self._streams.get(device, ())
 
 
 def backend_of(devices: Iterable[torch.device]) -> Device | None:

@@ -100,7 +100,7 @@ class CudaDevice:
 
     def free_bytes(self, device: torch.device) -> int | None:
         """See Device. The smaller of what the runtime and NVML report."""
-        if device.index not in devices_in_use():
+        if device not in self.devices():
             return None
         free, _ = torch.cuda.mem_get_info(device)
         unheld = self._nvml.free_bytes(torch.cuda.get_device_properties(device))
@@ -134,9 +134,21 @@ class CudaDevice:
         """See Device."""
         return bool(_cuda.is_initialized())
 
+    def devices(self) -> list[torch.device]:
+        """See Device. Those on which it has a context."""
+        if not _cuda.is_initialized():
+            return []
+        has_context: Callable[[int], bool] | None = getattr(
+            torch._C, "_cuda_hasPrimaryContext", None
+        )
+        if has_context is None:
+            return [torch.device("cuda", torch.cuda.current_device())]
+        every = range(torch.cuda.device_count())
+        return [torch.device("cuda", index) for index in every if has_context(index)]
+
     def names(self) -> list[str]:
         """See Device."""
-        return [torch.cuda.get_device_name(index) for index in devices_in_use()]
+        return [torch.cuda.get_device_name(device) for device in self.devices()]
 
     def runtime_version(self) -> str | None:
         """See Device."""
@@ -146,7 +158,8 @@ class CudaDevice:
         """See Device."""
         _relax_capture()
         # A new thread starts on device 0, and some calls would create a context there.
-        torch.cuda.set_device(_device_in_use())
+        used = self.devices()
+        torch.cuda.set_device(used[0] if used else torch.cuda.current_device())
 
     def register_host(self, address: int, num_bytes: int) -> DriverError | None:
         """See Device."""
@@ -239,16 +252,6 @@ def _limit_bytes(device: torch.device) -> int:
     return total if fraction is None else int(total * fraction(device))
 
 
-def devices_in_use() -> list[int]:
-    """Indices of the devices on which this process has a context; creates none."""
-    if not _cuda.is_initialized():
-        return []
-    has_context: Callable[[int], bool] | None = getattr(torch._C, "_cuda_hasPrimaryContext", None)
-    if has_context is None:
-        return [torch.cuda.current_device()]
-    return [index for index in range(torch.cuda.device_count()) if has_context(index)]
-
-
 _HOST_REGISTER_PORTABLE = 1
 _CAPTURE_RELAXED = 2
 _NON_BLOCKING = 1
@@ -290,12 +293,6 @@ def _driver_error(call: str, code: int) -> DriverError | None:
     prefix = "hip" if torch.version.hip else "cuda"
     name = f"{prefix}Error{_ERROR_NAMES[code]}" if code in _ERROR_NAMES else "unknown code"
     return DriverError(f"{prefix}{call}", code, name)
-
-
-def _device_in_use() -> int:
-    """A device that already has a context."""
-    found = devices_in_use()
-    return found[0] if found else torch.cuda.current_device()
 
 
 def _relax_capture() -> None:

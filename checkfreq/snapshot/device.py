@@ -144,8 +144,12 @@ class Device(Protocol):
         """Whether this process has used an accelerator at all; never initialises one."""
         ...
 
+    def devices(self) -> list[torch.device]:
+        """The accelerators that this process uses, in order; initialises none."""
+        ...
+
     def names(self) -> list[str]:
-        """The models of the accelerators in use, in order; initialises none."""
+        """Their models."""
         ...
 
     def runtime_version(self) -> str | None:

@@ -2,6 +2,8 @@
 
 The compute stream is the one that is current at the boundary; each copier has one side stream.
 
+* The compute stream first waits for what is queued on the streams that updated weights since the
+  snapshot before, and these wait for its copies in turn: a loop may train on a stream of its own.
 * Small tensors and volatile ones are copied on the compute stream, so they are copied before
   anything that training queues next: small ones into one staging buffer, large ones directly.
 * Then the side stream waits for the compute stream and copies the large settled tensors from
@@ -13,7 +15,8 @@ The compute stream is the one that is current at the boundary; each copier has o
 Staging buffers are reused, so a snapshot first waits, on the device, for the previous one. No
 memory is allocated for which PyTorch's allocator would have to give back what it has cached, since
 it waits for the device then: without a staging buffer, tensors are copied one by one, and strided
-ones in pieces that are too small to matter.
+ones in pieces that are too small to matter. Without the few bytes in which the watch over settled
+tensors reads, all of them count as volatile.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -71,6 +74,7 @@ class Transfer:
     """What one snapshot has in flight on one copier; it holds all of this until ``end``."""
 
     start: Event
+    others: Sequence[Stream] = ()  # weights were updated on these, and may be again
     piece_bytes: int = 0
     end: Event = None
     buffered: Event = None  # a device snapshot is complete in its buffer
@@ -137,6 +141,7 @@ class DeviceCopier:
         self._end: Event | None = None  # the staging and device buffers are free again
         self._waits: deque[tuple[Event, Event]] = deque()  # events around each wait queued
         self._wait_s = 0.0
+        self._has_watched = False
         self._lock = threading.Lock()  # guards those below, used by the helper thread too
         self._buffer: Tensor | None = None
         self._bounce_buffers: list[Tensor] = []
@@ -150,13 +155,16 @@ class DeviceCopier:
         self._measure()
         return self._wait_s
 
-    def begin(self) -> Transfer:
-        """A new transfer, ordered after the previous snapshot."""
+    def begin(self, updating: Iterable[Stream]) -> Transfer:
+        """A new transfer, after the previous snapshot and what is queued on ``updating`` so far."""
         self._measure()
         stream = self._device.current_stream(self.index)
+        others = [other for other in updating if other != stream]
+        for other in others:
+            self._device.wait(stream, self._device.record(other))
         if self._end is not None and self._wait(stream, self._end):
             self._end = None
-        return Transfer(start=self._device.record(stream))
+        return Transfer(start=self._device.record(stream), others=others)
 
     def enqueue(
         self,
@@ -172,14 +180,16 @@ class DeviceCopier:
         No copy into the slot crosses a multiple of ``piece_bytes``, where its registrations meet.
         """
         transfer.copies, transfer.piece_bytes = copies, piece_bytes
-        if place is SnapshotPlace.DEVICE:
-            packing = Packing.of(copies)
-            buffer = self._buffer_for(packing.num_bytes)
-            if buffer is not None:
-                transfer.kept.append(buffer)
-                self._through_buffer(transfer, packing, buffer, base)
-                return
-        self._to_host(transfer, copies, base)
+        packing = Packing.of(copies) if place is SnapshotPlace.DEVICE else None
+        buffer = None if packing is None else self._buffer_for(packing.num_bytes)
+        if packing is None or buffer is None:
+            self._to_host(transfer, copies, base)
+        else:
+            transfer.kept.append(buffer)
+            self._through_buffer(transfer, packing, buffer, base)
+        stream = self._device.current_stream(self.index)
+        for other in transfer.others:  # it may write to volatile tensors next
+            self._device.wait(other, self._device.record(stream))
 
     def abandon(self, transfer: Transfer) -> None:
         """Queuing failed halfway: have ``end`` come after everything that was queued."""
@@ -230,12 +240,12 @@ class DeviceCopier:
             small, large = [], list(copies)
         else:
             device.pack(_pairs(packing, staging), stream=stream)
-        volatile = [copy for copy in large if not copy.settled]
-        settled = [copy for copy in large if copy.settled]
+        settled = self._watched([copy for copy in large if copy.settled], transfer)
+        volatile = [copy for copy in large if not (settled and copy.settled)]
         if volatile:
             device.copy(self._direct(volatile, base, transfer), stream=stream)
         pairs = self._direct(settled, base, transfer)
-        self._read_first(transfer, settled, stream)
+        self._read_first(transfer, stream)
         # Memory allocated so far belongs to the compute stream: its earlier users must have
         # finished, and the small tensors must be staged, before the side stream goes on.
         device.wait(side, device.record(stream))
@@ -278,13 +288,13 @@ class DeviceCopier:
             pairs += cut(target, in_buffer, at=piece.offset, piece_bytes=transfer.piece_bytes)
         return pairs
 
-    def _allocate(self, num_bytes: int) -> Tensor | None:
-        """Memory of the device; None if there is none to be had at once."""
-        if not self.room.has(num_bytes):
+    def _allocate(self, num_bytes: int, *, at_any_rate: bool = False) -> Tensor | None:
+        """Memory of the device; None if there is none to be had (``at_any_rate``: at once)."""
+        if not (at_any_rate or self.room.has(num_bytes)):
             return None
         try:
             return self._device.allocate(num_bytes, self.index)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, MemoryError):
             return None
 
     def _bounce_buffer_for(self, num_bytes: int) -> Tensor:
@@ -303,16 +313,16 @@ class DeviceCopier:
         stream = device.current_stream(self.index)
         # Volatile tensors on the compute stream, since training may change them with whatever it
         # queues next; settled ones beside it, since nothing does before the fence.
+        settled = self._watched([copy for copy in packing.copies if copy.settled], transfer)
         pairs = list(zip(packing.copies, _pairs(packing, buffer), strict=True))
-        volatile = [pair for copy, pair in pairs if not copy.settled]
+        volatile = [pair for copy, pair in pairs if not (settled and copy.settled)]
         if volatile:
             device.pack(volatile, stream=stream)
-        self._read_first(transfer, [copy for copy in packing.copies if copy.settled], stream)
+        self._read_first(transfer, stream)
         device.wait(side, device.record(stream))
-        settled = [pair for copy, pair in pairs if copy.settled]
         if settled:
-            device.keep([copy.source for copy in packing.copies if copy.settled], stream=side)
-            device.pack(settled, stream=side)
+            device.keep([copy.source for copy in settled], stream=side)
+            device.pack([pair for copy, pair in pairs if copy.settled], stream=side)
             self._read_again(transfer)
             self._read = device.record(side)
         transfer.buffered = self._read if settled else device.record(side)
@@ -340,11 +350,16 @@ class DeviceCopier:
 
     # ---- the watch over settled tensors
 
-    def _read_first(self, transfer: Transfer, settled: Sequence[Copy], stream: Stream) -> None:
+    def _watched(self, settled: list[Copy], transfer: Transfer) -> list[Copy]:
+        """``settled``, or none of them if a write to one would not be seen."""
         watched = watches_over(settled)
         buffers = self._buffers_for_watch() if watched else None
         if buffers is not None:
             transfer.watch = DeviceWatch(watched, *buffers)
+        return [] if watched and buffers is None else settled
+
+    def _read_first(self, transfer: Transfer, stream: Stream) -> None:
+        if transfer.watch is not None:
             self._device.pack(transfer.watch.reading(second=False), stream=stream)
 
     def _read_again(self, transfer: Transfer) -> None:
@@ -360,7 +375,9 @@ class DeviceCopier:
         with self._lock:
             if self._watch_buffers:
                 return self._watch_buffers.pop()
-        on_device = self._allocate(BUFFER_BYTES)
+        # Asked for once even if it is not known whether there is room: a run keeps these few bytes.
+        is_first, self._has_watched = not self._has_watched, True
+        on_device = self._allocate(BUFFER_BYTES, at_any_rate=is_first)
         return None if on_device is None else (on_device, self._device.allocate_host(BUFFER_BYTES))
 
     # ---- any thread

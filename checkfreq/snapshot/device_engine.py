@@ -14,7 +14,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -22,6 +21,7 @@ import torch
 from checkfreq import faults
 from checkfreq.errors import StateError
 from checkfreq.snapshot.arena import Slot
+from checkfreq.snapshot.backends import UpdateStreams
 from checkfreq.snapshot.device import Device
 from checkfreq.snapshot.device_copier import DeviceCopier, Limits, Transfer
 from checkfreq.snapshot.engine import Copy, OnCopied, copy_to_slot
@@ -126,7 +126,7 @@ class DeviceEngine:
     ``place`` may be changed between snapshots. A device snapshot that would not leave
     ``limits.reserve_bytes`` of device memory when training needs most is taken to the host instead.
     ``weighs_places``: a place in device memory may be chosen, so its room is looked at after each
-    snapshot.
+    snapshot. ``streams``: where weights were updated.
     """
 
     fence_on_device = True
@@ -140,6 +140,7 @@ class DeviceEngine:
         close_timeout_s: float = 60.0,
         helper: Helper | None = None,
         weighs_places: bool = True,
+        streams: UpdateStreams | None = None,
     ) -> None:
         self.place = place
         self.last_copy_s: float | None = None
@@ -148,6 +149,7 @@ class DeviceEngine:
         self._limits = limits or Limits()
         self._close_timeout_s = close_timeout_s
         self._weighs_places = weighs_places
+        self._streams = streams or UpdateStreams()
         self._helper = helper or HelperThread(prepare=device.prepare_thread, watch=self._watch)
         self._copiers: dict[torch.device, DeviceCopier] = {}
         self._changed = threading.Condition()
@@ -164,7 +166,7 @@ class DeviceEngine:
         """See SnapshotEngine."""
         if not self._device.is_capturing():
             for device in devices:
-                self._helper.submit(partial(self._look, self._copier(device)))
+                self._helper.submit(self._copier(device).look)
 
     def spare_bytes(self, device: torch.device) -> int | None:
         """See SnapshotEngine."""
@@ -223,7 +225,7 @@ class DeviceEngine:
         on_host, by_device = self._sorted_by_owner(copies)
         for index, group in by_device.items():  # first, so that devices copy while the host does
             copier = self._copier(index)
-            transfer = copier.begin()
+            transfer = copier.begin(self._streams.read(index))
             snapshot.transfers.append((copier, transfer))
             copier.enqueue(
                 transfer,
@@ -276,16 +278,10 @@ class DeviceEngine:
             self._changed.notify_all()
         snapshot.on_copied(snapshot.error)
         for copier in copiers:  # last: the driver may take its time
-            self._look(copier)
+            copier.look()
 
     def _needs_look(self, copier: DeviceCopier) -> bool:
         return self._weighs_places or not copier.room.is_known
-
-    def _look(self, copier: DeviceCopier) -> None:
-        try:
-            copier.look()
-        except Exception:  # a broken device, which the next snapshot reports
-            logger.exception("%s: cannot tell how much memory is free", copier.index)
 
     def _watch(self) -> bool:
         """Have copiers give back memory that training needs; whether any still holds some."""

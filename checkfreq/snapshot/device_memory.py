@@ -19,6 +19,10 @@ from checkfreq.snapshot.device import Device, MemoryUse
 logger = logging.getLogger(__name__)
 
 
+#: The most that is allocated at a time where nobody tells how much memory is free.
+_UNTOLD_BYTES = 256 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class _Look:
     """What the driver could give when it was asked, and what was reserved at that time."""
@@ -40,6 +44,9 @@ class DeviceRoom:
     for it and for the reserve twice over, so that it does not come and go. If training ran short
     while there was a buffer, or an allocation failed although there seemed to be room, the device
     gives none for the rest of the run: nothing says that training will not need as much again.
+
+    An allocator that is not PyTorch's own may tell nothing. It has room for what helps each copy,
+    and for no buffer.
     """
 
     def __init__(self, device: Device, index: torch.device, *, reserve_bytes: int) -> None:
@@ -50,14 +57,27 @@ class DeviceRoom:
         self._look: _Look | None = None
         self._refused_bytes: int | None = None
         self._is_given_up = False
+        self._tells_nothing = False
         self._num_shortages = 0
 
     # ---- helper thread
 
     def look(self) -> None:
-        """Ask the driver. Raises RuntimeError if the device is broken."""
-        use = self._device.memory_use(self._index)
-        free = self._device.free_bytes(self._index)
+        """Ask the driver; a refusal is said once."""
+        try:
+            use = self._device.memory_use(self._index)
+            free = self._device.free_bytes(self._index)
+        except RuntimeError as error:  # also of a broken device, which the next snapshot reports
+            self._look = None
+            if not self._tells_nothing:
+                self._tells_nothing = True
+                logger.warning(
+                    "%s: cannot tell how much memory is free: %s. Snapshots go straight to host "
+                    "memory",
+                    self._index,
+                    error,
+                )
+            return
         self._look = None if free is None else _Look(free, use)
         if self._refused_bytes is not None and self._has_ample_room(self._refused_bytes):
             self._refused_bytes = None
@@ -84,7 +104,7 @@ class DeviceRoom:
         """
         look = self._look
         if look is None:
-            return False
+            return self._tells_nothing and num_bytes <= _UNTOLD_BYTES
         left = look.left_bytes(self._device.memory_use(self._index))
         return left >= self._device.segment_bytes(num_bytes)
 

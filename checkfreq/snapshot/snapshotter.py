@@ -18,7 +18,7 @@ from xxhash import xxh3_64_hexdigest
 from checkfreq.config import CFConfig
 from checkfreq.errors import SnapshotError
 from checkfreq.snapshot.arena import Arena, Slot
-from checkfreq.snapshot.backends import backend_in_use, backend_of
+from checkfreq.snapshot.backends import UpdateStreams, backend_in_use, backend_of
 from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import (
     Copy,
@@ -274,6 +274,8 @@ class _Expected:
     @classmethod
     def of(cls, copies: Iterable[Copy], captured: CapturedState) -> _Expected:
         """Digest the settled ones as they are now, also if they are copied at once."""
+        for device in {ref.tensor.device for ref in captured.tensors if not ref.tensor.is_cpu}:
+            torch.accelerator.synchronize(device)  # the update may be queued on any stream
         both = zip(copies, captured.tensors, strict=True)
         return cls(tuple((copy, fingerprint(copy)) for copy, ref in both if ref.settled))
 
@@ -287,11 +289,15 @@ class _Expected:
 
 
 def engine_for(
-    chk: CFCheckpoint, *, place: SnapshotPlace | None = None, weighs_places: bool = True
+    chk: CFCheckpoint,
+    *,
+    place: SnapshotPlace | None = None,
+    weighs_places: bool = True,
+    streams: UpdateStreams | None = None,
 ) -> SnapshotEngine:
     """The engine for the tensors that ``chk`` tracks now, by where they are.
 
-    ``weighs_places``: without a ``place``, it may be changed later. Raises StateError for tensors
+    ``streams``: where weights are updated. ``weighs_places``: without a ``place``, it may be changed later. Raises StateError for tensors
     on a device that no engine supports.
     """
     if backend_in_use() is None:
@@ -304,6 +310,7 @@ def engine_for(
         device,
         place=place or SnapshotPlace.HOST,
         weighs_places=place is SnapshotPlace.DEVICE or (place is None and weighs_places),
+        streams=streams,
     )
 
 

@@ -21,6 +21,7 @@ from checkfreq.state.collector import CapturedState, LocalState, StateCollector,
 from checkfreq.state.composed import part_name
 from checkfreq.state.gradients import Gradients, capture_gradients
 from checkfreq.state.parts import part_of
+from checkfreq.state.tensors import devices_in_use
 from checkfreq.store.gc_pause import gc_paused
 from checkfreq.store.manifest import POSITIONS as POSITIONS
 from checkfreq.types import Json, Role
@@ -92,8 +93,10 @@ def read_local_state(
         _declare(chk, collector, fence_on_device=fence_on_device)
     per_rank_tensors = _per_rank_tensors(chk, collector)
     if chk.rng:
-        # After the objects: only now is it known which devices hold tensors.
+        # After the objects: only now is it known which devices hold tensors. Others may be used
+        # without one, as where all state is offloaded to the host and dropout runs on a device.
         devices = {ref.tensor.device for ref in collector.refs if not ref.tensor.is_cpu}
+        devices.update(devices_in_use())
         add(RNG, partial(capture_rng, devices=devices))
     if gradients:
         add(GRADIENTS, partial(capture_gradients, gradients=gradients, world=world))

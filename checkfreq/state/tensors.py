@@ -74,14 +74,20 @@ LAZY: tuple[type, ...] = (
 )
 
 
-#: Types of devices whose tensors can be kept: host memory, and those of snapshot/backends.py.
-_KEPT_ON = {"cpu", "cuda"}
+#: Types of devices whose tensors can be kept: host memory, and those of snapshot/backends.py. Of
+#: each, what lists the accelerators that this process uses.
+_KEPT_ON: dict[str, Callable[[], list[torch.device]]] = {"cpu": list, "cuda": list}
 
 
-def keep_tensors_on(kind: str) -> None:
-    """Tensors on devices of type ``kind`` can be kept from now on."""
-    _KEPT_ON.add(kind)
+def keep_tensors_on(kind: str, in_use: Callable[[], list[torch.device]]) -> None:
+    """Tensors on devices of type ``kind`` can be kept from now on; ``in_use`` initialises none."""
+    _KEPT_ON[kind] = in_use
     is_kept_on.cache_clear()
+
+
+def devices_in_use() -> list[torch.device]:
+    """The accelerators that this process uses, whether or not a tracked tensor is on them."""
+    return [device for in_use in _KEPT_ON.values() for device in in_use()]
 
 
 @functools.cache

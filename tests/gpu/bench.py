@@ -17,6 +17,7 @@ from torch import Tensor
 
 from checkfreq.config import CFConfig
 from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.backends import UpdateStreams
 from checkfreq.snapshot.cuda import CudaDevice
 from checkfreq.snapshot.device import Event, Pair, Stream
 from checkfreq.snapshot.device_copier import Limits
@@ -118,7 +119,10 @@ class Bench:
         helper: Helper | None = None,
     ) -> None:
         warm_up()
-        self.engine = DeviceEngine(device or CudaDevice(), limits=limits, helper=helper)
+        self.streams = UpdateStreams()
+        self.engine = DeviceEngine(
+            device or CudaDevice(), limits=limits, helper=helper, streams=self.streams
+        )
         config = CFConfig(host_memory_limit=1 << 32)
         self.arena = Arena(config=config, pinner=DevicePinner(CudaDevice()))
         self.arena.allocate(slot_bytes)
@@ -156,6 +160,14 @@ class Bench:
         self.engine.place = place
         self.engine.start(copies, slot, on_copied=report)
         return taken
+
+    def update(self, tensors: Tensors, value: float, *, settled: bool | None = True) -> None:
+        """Write to settled tensors (None: all) on the current stream, as an update does."""
+        self.streams.note()
+        assert self.engine.fence(timeout_s=0.0) == 0.0
+        for tensor, is_settled in tensors.values():
+            if settled in (None, is_settled):
+                tensor.fill_(value)
 
     def finish(self) -> None:
         assert self.engine.wait_copied(timeout_s=DEADLINE_S)

@@ -138,6 +138,40 @@ def test_an_update_on_any_stream_comes_after_a_late_copy(
 
 
 @PLACES
+def test_an_update_on_a_stream_that_nothing_joins_is_in_the_snapshot(
+    make: Benches, place: SnapshotPlace
+) -> None:
+    bench, state, own = make(), tensors(0), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    for step in range(1, 4):
+        with torch.cuda.stream(own):
+            torch.cuda._sleep(10 * SHORT)
+            bench.update(state, step, settled=None)
+        taken = bench.take(state, place)
+        with torch.cuda.stream(own):
+            write(state, 9, settled=False)
+        assert bench.engine.wait_copied(timeout_s=DEADLINE_S)
+        bench.arena.release(taken.slot)
+        only(step, taken)
+    bench.finish()
+
+
+@PLACES
+def test_updates_on_several_streams_are_in_the_snapshot(
+    make: Benches, place: SnapshotPlace
+) -> None:
+    bench, state = make(), tensors(0)
+    torch.cuda.synchronize()
+    for name, tensor in state.items():
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda._sleep(10 * SHORT)
+            bench.update({name: tensor}, 1, settled=None)
+    taken = bench.take(state, place)
+    bench.finish()
+    only(1, taken)
+
+
+@PLACES
 def test_training_runs_beside_a_late_copy(make: Benches, place: SnapshotPlace) -> None:
     """To the host until the fence; a device snapshot lets the update run as well."""
     device = LateDevice(copy=LONG, pack=0)

@@ -78,6 +78,16 @@ def test_training_continues_with_the_same_bits(kwargs: dict[str, bool], stray: i
     assert places[0] == places[1]
 
 
+def test_a_device_that_holds_no_state_goes_on_with_its_numbers() -> None:
+    torch.ones(1, device="cuda")
+    chk = CFCheckpoint(model=nn.Linear(2, 2))
+    shot = take(chk)
+    drawn = torch.rand(5, device="cuda")
+    torch.cuda.manual_seed(9)
+    restore(chk, shot)
+    assert torch.equal(torch.rand(5, device="cuda"), drawn)
+
+
 def test_a_checkpoint_from_a_device_loads_on_the_host() -> None:
     chk = run()
     train(chk, 1)

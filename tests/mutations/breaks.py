@@ -11,6 +11,7 @@ from tests.mutations.restores import RESTORES
 
 COPIER = "checkfreq/snapshot/device_copier.py"
 ENGINE = "checkfreq/snapshot/device_engine.py"
+BACKENDS = "checkfreq/snapshot/backends.py"
 CUDA = "checkfreq/snapshot/cuda.py"
 HOST = "checkfreq/snapshot/engine.py"
 PACKING = "checkfreq/snapshot/packing.py"
@@ -32,12 +33,11 @@ def _one(
     return Break(name, file, ((text, replacement),), gpu, fake)
 
 
-_SETTLED_ON_HOST = "device.keep([copy.source for copy in settled], stream=side)"
-_SETTLED_ON_DEVICE = (
-    "device.keep([copy.source for copy in packing.copies if copy.settled], stream=side)"
-)
-_SIDE_ON_HOST = "device.wait(side, device.record(stream))\n        if settled:"
-_SIDE_ON_DEVICE = "device.wait(side, device.record(stream))\n        settled = ["
+_KEEP = "device.keep([copy.source for copy in settled], stream=side)\n            "
+_COPY_SETTLED = "device.copy(pairs, stream=side)"
+_PACK_SETTLED = "device.pack([pair for copy, pair in pairs if copy.settled], stream=side)"
+_SIDE = "device.wait(side, device.record(stream))\n        if settled:\n            "
+_SIDE_ON_HOST, _SIDE_ON_DEVICE = _SIDE + _KEEP + _COPY_SETTLED, _SIDE + _KEEP + _PACK_SETTLED
 _BOUNCE_COPY = "device.copy([(target, staging[: packing.num_bytes])], stream=side)"
 _CHUNKS = "device.copy(chunks, stream=side)"
 _FETCH = "self._fetch_readings(transfer)"
@@ -80,6 +80,34 @@ FENCE = (
         "True",
         _SECOND,
     ),
+    _one(
+        "a snapshot does not wait for updates on other streams",
+        COPIER,
+        "self._device.wait(stream, self._device.record(other))",
+        "pass",
+        "test_an_update_on_a_stream_that_nothing_joins_is_in_the_snapshot",
+    ),
+    _one(
+        "what trains on other streams does not wait for the snapshot",
+        COPIER,
+        "self._device.wait(other, self._device.record(stream))",
+        "pass",
+        "test_an_update_on_a_stream_that_nothing_joins_is_in_the_snapshot",
+    ),
+    _one(
+        "only the stream of the latest update is known",
+        BACKENDS,
+        "if self._is_read:",
+        "if True:",
+        "test_updates_on_several_streams_are_in_the_snapshot",
+    ),
+    Break(
+        "settled tensors that are not watched are copied late",
+        COPIER,
+        (("return [] if watched and buffers is None else settled", "return settled"),),
+        None,
+        why="A GPU always has the few bytes that the watch needs.",
+    ),
     Break(
         "the snapshotter does not pass the fence on",
         SNAPSHOTTER,
@@ -109,7 +137,7 @@ TO_HOST = (
         "the side stream does not wait for the compute stream",
         COPIER,
         _SIDE_ON_HOST,
-        "if settled:",
+        f"if settled:\n            {_KEEP}{_COPY_SETTLED}",
         _QUEUED,
     ),
     Break(
@@ -120,11 +148,11 @@ TO_HOST = (
                 "packing = Packing.of(small)\n",
                 "packing = Packing.of(small)\n        early = device.record(stream)\n",
             ),
-            (_SIDE_ON_HOST, "device.wait(side, early)\n        if settled:"),
+            (_SIDE_ON_HOST, _SIDE_ON_HOST.replace("device.record(stream)", "early")),
         ),
         _QUEUED,
     ),
-    _one("settled sources are not kept", COPIER, _SETTLED_ON_HOST, "pass", _RESIZED),
+    _one("settled sources are not kept", COPIER, _KEEP + _COPY_SETTLED, _COPY_SETTLED, _RESIZED),
     _one(
         "the update waits for less than the copy",
         COPIER,
@@ -210,21 +238,21 @@ TO_DEVICE = (
         "the side stream does not wait for the compute stream, device snapshot",
         COPIER,
         _SIDE_ON_DEVICE,
-        "settled = [",
+        f"if settled:\n            {_KEEP}{_PACK_SETTLED}",
         _QUEUED,
     ),
     _one(
         "settled sources are not kept, device snapshot",
         COPIER,
-        _SETTLED_ON_DEVICE,
-        "pass",
+        _KEEP + _PACK_SETTLED,
+        _PACK_SETTLED,
         _RESIZED,
     ),
     _one(
         "the update waits for less than the copy, device snapshot",
         COPIER,
-        f"device.pack(settled, stream=side)\n            {_READ_AGAIN}",
-        "self._read = device.record(side)\n            device.pack(settled, stream=side)",
+        f"{_PACK_SETTLED}\n            {_READ_AGAIN}",
+        f"self._read = device.record(side)\n            {_PACK_SETTLED}",
         _UPDATE,
     ),
     _one(

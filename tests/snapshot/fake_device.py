@@ -14,6 +14,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -160,6 +161,14 @@ class FakeDevice:
     def users_stream(self, index: int = 0, *, kind: Kind = Kind.INDEPENDENT) -> FakeStream:
         """A stream of the user's own, which is not made the current one."""
         return self._new_stream(torch.device("cuda", index), kind)
+
+    @contextmanager
+    def on(self, stream: FakeStream) -> Iterator[None]:
+        """Make a stream the current one of its device, as ``torch.cuda.stream`` does."""
+        before = self.current_stream(stream.index)
+        self._current[stream.index] = stream
+        yield
+        self._current[stream.index] = before
 
     def order(self, first: FakeStream, then: FakeStream) -> None:
         """What is queued on ``then`` from now on comes after what is on ``first`` now."""
@@ -330,6 +339,10 @@ class FakeDevice:
 
     def is_in_use(self) -> bool:
         return self.in_use
+
+    def devices(self) -> list[torch.device]:
+        used = {one.index for one in self._allocations.values() if one.index is not None}
+        return sorted(used | self._current.keys(), key=str)
 
     def prepare_thread(self) -> None:
         self._relaxed.add(self._thread())

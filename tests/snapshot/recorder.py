@@ -11,6 +11,7 @@ from torch import Tensor
 
 from checkfreq.config import CFConfig
 from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.backends import UpdateStreams
 from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import Copy
@@ -74,7 +75,8 @@ class Recorder:
 
     def __init__(self, fake: FakeDevice, state: State, *, limits: Limits = TINY) -> None:
         self.fake, self.state = fake, state
-        self.engine = DeviceEngine(fake, limits=limits, helper=fake.helper)
+        self.streams = UpdateStreams({"cuda": fake})
+        self.engine = DeviceEngine(fake, limits=limits, helper=fake.helper, streams=self.streams)
         self.arena = Arena(config=CFConfig(host_memory_limit=1 << 30))
         self.arena.allocate(8 << 10)
         for slot in self.arena.slots:
@@ -117,6 +119,8 @@ class Recorder:
 
     def update(self, names: Sequence[str], value: float) -> None:
         """A weight update behind the fence."""
+        if not self.fake.capturing:
+            self.streams.note()
         assert self.engine.fence(timeout_s=0.0) == 0.0
         for name in names:
             self.state.write(name, value)

@@ -6,12 +6,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from checkfreq import CFManager
 from checkfreq.config import CFConfig
 from checkfreq.errors import StateError
 from checkfreq.snapshot.arena import Arena
@@ -30,7 +32,7 @@ from checkfreq.snapshot.engine import HostEngine, view_in_slot
 from checkfreq.snapshot.snapshotter import Snapshotter, engine_for
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.tensors import _KEPT_ON, is_kept_on
+from checkfreq.state.tensors import _KEPT_ON, is_kept_on, keep_tensors_on
 from checkfreq.types import SnapshotPlace
 from tests.snapshot.test_engine_choice import NoListener
 
@@ -50,12 +52,13 @@ class ToyDevice:
         self.num_copied = 0
         self.in_use = True
         self.capturing = False
+        self.current = "training's"
 
     def owner(self, tensor: Tensor) -> torch.device | None:
         return TOY if tensor.is_floating_point() else None
 
     def current_stream(self, device: torch.device) -> str:
-        return "training's"
+        return self.current
 
     def side_stream(self, device: torch.device) -> str:
         return "ours"
@@ -113,6 +116,9 @@ class ToyDevice:
     def is_in_use(self) -> bool:
         return self.in_use
 
+    def devices(self) -> list[torch.device]:
+        return [TOY] if self.in_use else []
+
     def names(self) -> list[str]:
         return ["Toy 1"]
 
@@ -135,6 +141,21 @@ def toy() -> Iterator[ToyDevice]:
     register("cpu", device)
     yield device
     del BACKENDS["cpu"]
+    keep_tensors_on("cpu", list)
+
+
+@pytest.fixture
+def beside() -> Iterator[ToyDevice]:
+    """An accelerator that is used and holds no state."""
+    device = ToyDevice()
+    register("mtia", device)
+    yield device
+    _unregister("mtia")
+
+
+def _unregister(kind: str) -> None:
+    del BACKENDS[kind], _KEPT_ON[kind]
+    is_kept_on.cache_clear()
 
 
 # ---- a backend is one class
@@ -171,6 +192,26 @@ def test_a_registered_class_takes_snapshots(toy: ToyDevice, place: SnapshotPlace
     }
     assert toy.num_copied
     arena.close()
+
+
+@pytest.mark.parametrize("is_announced", [False, True])
+def test_the_stream_of_each_update_is_known_from_the_first_on(
+    beside: ToyDevice, tmp_path: Path, is_announced: bool
+) -> None:
+    """Before the first boundary as well, when nobody knows yet where the state will be."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    chk = CFCheckpoint(model=model, optimizer=optimizer, rng=False)
+    with CFManager(tmp_path, chk, config=CFConfig(stop_signals=())) as manager:
+        streams = manager._pipeline._streams
+        for number in range(2):
+            beside.current = f"the loop's {number}"
+            model(torch.ones(2, 4)).sum().backward()
+            with manager.updating() if is_announced else nullcontext():
+                optimizer.step()
+            beside.current = "training's"
+            manager.step()
+            assert streams.read(TOY) == [f"the loop's {number}"]
 
 
 def test_without_an_accelerator_in_use_the_host_engine_is_chosen(toy: ToyDevice) -> None:
@@ -215,13 +256,11 @@ def test_a_kind_that_is_registered_is_kept_from_then_on() -> None:
         register("mtia", ToyDevice())
         assert is_kept_on(torch.device("mtia", 0))
     finally:
-        del BACKENDS["mtia"]
-        _KEPT_ON.discard("mtia")
-        is_kept_on.cache_clear()
+        _unregister("mtia")
 
 
 def test_the_kinds_that_are_kept_are_those_that_have_a_backend() -> None:
-    assert {"cpu", *BACKENDS} == _KEPT_ON
+    assert {"cpu", *BACKENDS} == _KEPT_ON.keys()
 
 
 #: Run in a child process: the lazy backend is initialised for the whole process, and what must not

@@ -11,8 +11,10 @@ from torch import Tensor
 from checkfreq.config import CFConfig
 from checkfreq.errors import StateError
 from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.device import MemoryUse
 from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.device_engine import DeviceEngine
+from checkfreq.snapshot.device_watch import BUFFER_BYTES
 from checkfreq.snapshot.watch import UnannouncedWrite
 from checkfreq.types import SnapshotPlace
 from tests.snapshot.fake_device import Chooser, FakeDevice, Scripted, Seeded, every_schedule
@@ -76,14 +78,48 @@ def test_in_every_order_a_watched_update_behind_the_fence_voids_nothing() -> Non
     assert every_schedule(scenario) > 10
 
 
-def test_the_watch_does_without_where_the_device_has_no_memory_for_it(fake: FakeDevice) -> None:
+@PLACES
+@pytest.mark.parametrize("seed", range(20))
+def test_without_memory_for_the_watch_no_write_comes_between(
+    place: SnapshotPlace, seed: int
+) -> None:
+    fake = FakeDevice(Seeded(seed))
     state = State(fake, is_watched=True)
     state.add("weight", torch.arange(6.0), settled=True)
     recorder = Recorder(fake, state, limits=Limits(small_bytes=0, reserve_bytes=0))
-    fake.free = 100
-    recorder.take()
-    recorder.update(["weight"], 8)
+    fake.memory().free = BUFFER_BYTES - 1
+    for step in range(3):
+        recorder.take(place)
+        state.write("weight", step)  # asks no fence
     recorder.finish()
+    assert fake.memory().ooms == 1, "asked for once where there is no room"
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_the_watch_needs_no_room_that_is_known(is_told: bool) -> None:
+    """A full device and an allocator that tells nothing: memory that is cached will do."""
+    outcomes = set()
+    for seed in range(20):
+        fake = FakeDevice(Seeded(seed))
+        state = State(fake, is_watched=True)
+        state.add("weight", torch.arange(600.0), settled=True)
+        memory = fake.memory()
+        memory.release(memory.allocate(BUFFER_BYTES))
+        memory.free = 0
+        if not is_told:
+            fake.memory_use = refuse  # type: ignore[method-assign]
+        recorder = Recorder(fake, state, limits=Limits(small_bytes=0, reserve_bytes=0))
+        recorder.take()
+        state.write("weight", 5)  # asks no fence
+        fake.run_all()
+        outcomes.update(type(report) for report in recorder.reports)
+        assert (memory.flushes, memory.ooms) == (0, 0)
+        recorder.finish(errors=recorder.reports != [None])
+    assert UnannouncedWrite in outcomes
+
+
+def refuse(device: torch.device) -> MemoryUse:
+    raise RuntimeError("this allocator has no statistics")
 
 
 def test_the_watch_keeps_its_buffers(fake: FakeDevice, recorder: Recorder) -> None:

@@ -87,6 +87,59 @@ def test_a_blocking_stream_is_ordered_with_the_default_stream_by_the_device(
     recorder.finish()
 
 
+@PLACES
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_update_on_a_stream_that_nothing_joins_is_in_the_snapshot(
+    place: SnapshotPlace, seed: int
+) -> None:
+    fake = FakeDevice(Seeded(seed))
+    recorder = Recorder(fake, small_state(fake))
+    own = fake.users_stream()
+    for step in range(4):
+        with fake.on(own):
+            recorder.state.write("running_mean", 10 * step + 1)
+            fake.run_some()
+            recorder.update(["weight", "bias"], 10 * step + 2)
+            recorder.state.write("table", 10 * step + 3)  # after the update, as a GradScaler does
+        recorder.take(place)
+    with fake.on(own):
+        recorder.state.write("running_mean", 99)
+    recorder.finish()
+
+
+@PLACES
+@pytest.mark.parametrize("seed", SEEDS)
+def test_updates_on_several_streams_are_in_the_snapshot(place: SnapshotPlace, seed: int) -> None:
+    fake = FakeDevice(Seeded(seed))
+    recorder = Recorder(fake, small_state(fake))
+    streams = [fake.users_stream() for _ in range(2)]
+    for step in range(3):
+        for stream, name in zip(streams, ("weight", "bias"), strict=True):
+            with fake.on(stream):
+                recorder.update([name], step)
+        recorder.take(place)
+        fake.run_some()
+    recorder.finish()
+
+
+@PLACES
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_snapshot_without_an_update_since_the_last_is_ordered_like_that(
+    place: SnapshotPlace, seed: int
+) -> None:
+    """A loop that accumulates gradients on a stream of its own changes volatile state alone."""
+    fake = FakeDevice(Seeded(seed))
+    recorder = Recorder(fake, small_state(fake))
+    own = fake.users_stream()
+    for step in range(4):
+        with fake.on(own):
+            recorder.state.write("running_mean", step)
+            if step == 0:
+                recorder.update(["weight"], 7)
+        recorder.take(place)
+    recorder.finish()
+
+
 def test_a_users_stream_that_nothing_orders_tears_snapshots_on_this_device() -> None:
     def is_torn(seed: int) -> bool:
         fake = FakeDevice(Seeded(seed))

@@ -1,4 +1,4 @@
-"""Random generators of Python, NumPy and torch, on the CPU and on devices with tracked state.
+"""Random generators of Python, NumPy and torch, on the CPU and on the devices that are used.
 
 Reading draws no number. NumPy's generator is kept if NumPy has been imported. Generators are set
 last in a restore, since building the iterators of loaders draws from them.
@@ -19,8 +19,10 @@ from torch import Tensor
 from checkfreq.state.adapters.base import Findings
 from checkfreq.state.collector import StateCollector
 from checkfreq.state.saved import SavedObject
-from checkfreq.state.tensors import is_device
+from checkfreq.state.tensors import devices_in_use, is_device
 from checkfreq.types import Json
+
+_ON_HOST = ("python", "torch", "numpy")
 
 
 def capture_rng(collector: StateCollector, devices: Iterable[torch.device]) -> dict[str, Json]:
@@ -55,13 +57,38 @@ def prepare_rng(saved: SavedObject, findings: Findings) -> Callable[[], None]:
     saved.own_tree(saved.field("state"))
     state = saved.decode(saved.field("state"))
     usable = {}
-    for name, value in state.items():
+    for name, value in _on_devices_here(state, findings).items():
         problem = _problem(name)
         if problem is not None:
             findings.notes.append(f"rng.{name}: not restored, {problem}")
         elif _fits(name, value, saved, findings):
             usable[name] = value
     return lambda: _set_all(usable)
+
+
+def _on_devices_here(state: dict[str, Any], findings: Findings) -> dict[str, Any]:
+    """``state`` by the names of this process's generators.
+
+    A rank may run on another device than it did. Where it uses as many devices as it did, each
+    takes the place of the one that had its rank in order; otherwise they go by their names.
+    """
+    saved = sorted((torch.device(n) for n in state if n not in _ON_HOST), key=_in_order)
+    live = sorted(devices_in_use(), key=_in_order)
+    if [device.type for device in saved] == [device.type for device in live]:
+        names = dict(zip(map(str, saved), map(str, live), strict=True))
+        return {names.get(name, name): value for name, value in state.items()}
+    if saved:
+        known = ", ".join(map(str, saved))
+        findings.notes += [
+            f"rng.{device}: not restored, the checkpoint has the states of {known}"
+            for device in live
+            if device not in saved
+        ]
+    return state
+
+
+def _in_order(device: torch.device) -> tuple[str, int]:
+    return device.type, device.index or 0
 
 
 def require_rng_fields(saved: SavedObject) -> None:
@@ -91,7 +118,7 @@ def _require_generators(state: Any) -> None:
         elif name == "numpy":
             if not isinstance(value, dict) or type(value.get("bit_generator")) is not str:
                 raise ValueError("expected the state of a bit generator of NumPy")
-        elif name != "torch" and not is_device(name):
+        elif name not in _ON_HOST and not is_device(name):
             raise ValueError(f"expected the name of a generator, got {name!r:.80}")
 
 
