@@ -297,8 +297,8 @@ def engine_for(
 ) -> SnapshotEngine:
     """The engine for the tensors that ``chk`` tracks now, by where they are.
 
-    ``streams``: where weights are updated. ``weighs_places``: without a ``place``, it may be changed later. Raises StateError for tensors
-    on a device that no engine supports.
+    ``streams``: where weights are updated. ``weighs_places``: without a ``place``, it may be
+    changed later. Raises StateError for tensors on a device that no engine supports.
     """
     if backend_in_use() is None:
         return HostEngine()  # what is on no device at all, or has no bytes, capture refuses

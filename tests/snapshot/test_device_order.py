@@ -113,9 +113,12 @@ def test_updates_on_several_streams_are_in_the_snapshot(place: SnapshotPlace, se
     fake = FakeDevice(Seeded(seed))
     recorder = Recorder(fake, small_state(fake))
     streams = [fake.users_stream() for _ in range(2)]
+    activations = fake.tensor(torch.ones(1))
     for step in range(3):
         for stream, name in zip(streams, ("weight", "bias"), strict=True):
             with fake.on(stream):
+                for _ in range(8):
+                    fake.training_writes(activations, step)
                 recorder.update([name], step)
         recorder.take(place)
         fake.run_some()
