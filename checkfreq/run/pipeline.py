@@ -408,7 +408,6 @@ class Pipeline:
             self._chk,
             positions=self._positions.read(),
             gradients=self.gradients.read(),
-            fence_on_device=self._snapshotter.fence_on_device,
             role=self._role,
         )
 

@@ -92,4 +92,4 @@ class Replicas:
 
     def _local_state(self) -> LocalState:
         """The whole state of this rank; chooses no engine, so that it works before training."""
-        return read_local_state(self._chk, positions={}, fence_on_device=False)
+        return read_local_state(self._chk, positions={})

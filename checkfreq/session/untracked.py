@@ -163,7 +163,7 @@ class Untracked:
         seen.is_known = True
         if not found:
             return not self._shares_groups(optimizer) and not self._is_part(optimizer)
-        saved = read_local_state(self._chk, positions={}, fence_on_device=False).refs
+        saved = read_local_state(self._chk, positions={}).refs
         kept = {_memory_of(ref.tensor) for ref in saved}
         return any(_memory_of(tensor) not in kept for tensor in found)
 

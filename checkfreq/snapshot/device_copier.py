@@ -50,7 +50,7 @@ from checkfreq.types import SnapshotPlace
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on the memory that a copier uses and on the size of its transfers.
+    """Bounds on the memory that is used for copies, on the size of transfers, and on waits.
 
     small_bytes: tensors up to this size are packed: one transfer each would cost more to start
         than to run.
@@ -60,6 +60,8 @@ class Limits:
     chunk_bytes: transfers from the device buffer are split after this many bytes, so that
         training's own transfers need not wait long for the copy engine.
     reserve_bytes: device memory that a device snapshot must leave free when training needs most.
+    at_once_bytes: settled host tensors of no more than this in all (0.1 ms) are copied while
+        training waits: to hand them to a thread costs more.
     """
 
     small_bytes: int = 64 << 10
@@ -67,6 +69,7 @@ class Limits:
     transpose_bytes: int = 32 << 20
     chunk_bytes: int = 32 << 20
     reserve_bytes: int = 512 << 20
+    at_once_bytes: int = 1 << 20
 
 
 @dataclass(slots=True, eq=False)

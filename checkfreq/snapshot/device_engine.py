@@ -1,10 +1,13 @@
-"""Phase one on accelerators, ordered by streams and events so that the host never waits.
+"""Phase one on accelerators, ordered by streams and events so that the host waits for no device.
 
 ``start`` queues all copies and returns. What training queues next runs after the copies of volatile
-tensors; host tensors have been copied. ``fence`` queues a wait on the device. A helper thread waits
-for the last event of each snapshot, keeps the source tensors alive until then, and reports the end.
-Several snapshots may be in flight, each in its own slot. The order on one device is in
-device_copier.py.
+tensors. ``fence`` queues a wait on the device. A helper thread waits for the last event of each
+snapshot, keeps the source tensors alive until then, and reports the end. Several snapshots may be
+in flight, each in its own slot. The order on one device is in device_copier.py.
+
+Host tensors beside them are left to a HostEngine if they are settled and large: its thread copies
+those of one snapshot, and ``fence`` blocks until it has. All others have been copied when ``start``
+returns.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -24,7 +28,7 @@ from checkfreq.snapshot.arena import Slot
 from checkfreq.snapshot.backends import UpdateStreams
 from checkfreq.snapshot.device import Device
 from checkfreq.snapshot.device_copier import DeviceCopier, Limits, Transfer
-from checkfreq.snapshot.engine import Copy, OnCopied, copy_to_slot
+from checkfreq.snapshot.engine import Copy, HostEngine, OnCopied, copy_to_slot
 from checkfreq.snapshot.watch import require_unchanged
 from checkfreq.types import SnapshotPlace
 
@@ -118,6 +122,8 @@ class _InFlight:
     on_copied: OnCopied
     error: BaseException | None = None
     transfers: list[tuple[DeviceCopier, Transfer]] = field(default_factory=list)
+    host_copied: threading.Event | None = None  # of host tensors that are left to a thread
+    host_s: float | None = None  # how long these took
 
 
 class DeviceEngine:
@@ -151,6 +157,7 @@ class DeviceEngine:
         self._weighs_places = weighs_places
         self._streams = streams or UpdateStreams()
         self._helper = helper or HelperThread(prepare=device.prepare_thread, watch=self._watch)
+        self._host = HostEngine()
         self._copiers: dict[torch.device, DeviceCopier] = {}
         self._changed = threading.Condition()
         self._num_active = 0
@@ -186,17 +193,18 @@ class DeviceEngine:
             if not isinstance(error, Exception):
                 raise
         finally:
-            if snapshot.transfers:
+            if snapshot.transfers or snapshot.host_copied is not None:
                 self._helper.submit(lambda: self._finish(snapshot))
             else:
                 self._finish(snapshot)
 
     def fence(self, *, timeout_s: float) -> float:
-        """See SnapshotEngine. The current streams wait, not the host; 0.0 is returned."""
+        """See SnapshotEngine. The current streams wait; the host does for host tensors only."""
+        waited_s = self._host.fence(timeout_s=timeout_s)
         if self._copiers and not self._device.is_capturing():
             for copier in self._copiers.values():
                 copier.fence()
-        return 0.0
+        return waited_s
 
     def wait_copied(self, *, timeout_s: float) -> bool:
         """See SnapshotEngine."""
@@ -205,6 +213,7 @@ class DeviceEngine:
 
     def close(self) -> None:
         """See SnapshotEngine."""
+        self._host.close()
         if not self._helper.close(timeout_s=self._close_timeout_s):
             logger.error(
                 "a snapshot copy did not finish within %.0f s; the device may hang",
@@ -234,8 +243,24 @@ class DeviceEngine:
                 piece_bytes=snapshot.slot.piece_bytes,
                 place=self.place,
             )
-        for copy in on_host:
-            copy_to_slot(copy, snapshot.slot)
+        settled_bytes = sum([copy.num_bytes for copy in on_host if copy.settled])
+        if settled_bytes > self._limits.at_once_bytes:
+            self._copy_beside(snapshot, on_host)
+        else:
+            for copy in on_host:
+                copy_to_slot(copy, snapshot.slot)
+
+    def _copy_beside(self, snapshot: _InFlight, copies: Sequence[Copy]) -> None:
+        """Have a thread copy the settled ones of these host tensors."""
+        start_s, copied = time.perf_counter(), threading.Event()
+
+        def ended(error: BaseException | None) -> None:
+            snapshot.error = snapshot.error or error
+            snapshot.host_s = time.perf_counter() - start_s
+            copied.set()
+
+        self._host.start(copies, snapshot.slot, on_copied=ended)
+        snapshot.host_copied = copied
 
     def _sorted_by_owner(
         self, copies: Sequence[Copy]
@@ -267,6 +292,8 @@ class DeviceEngine:
     # ---- helper thread
 
     def _finish(self, snapshot: _InFlight) -> None:
+        if snapshot.host_copied is not None:
+            snapshot.host_copied.wait()
         try:
             self._complete(snapshot)
         except BaseException as error:
@@ -308,19 +335,13 @@ class DeviceEngine:
         require_unchanged(
             [name for _, transfer in snapshot.transfers for name in transfer.changed(snapshot.slot)]
         )
-        self.last_copy_s = max(
-            (
-                self._device.elapsed_s(transfer.start, transfer.end)
-                for _, transfer in snapshot.transfers
-            ),
-            default=None,
-        )
-        self.last_device_copy_s = max(
-            (
-                self._device.elapsed_s(transfer.start, transfer.buffered)
-                for _, transfer in snapshot.transfers
-                if transfer.buffered is not None
-            ),
-            default=None,
-        )
+        transfers, elapsed_s = [one for _, one in snapshot.transfers], self._device.elapsed_s
+        on_host_s = [] if snapshot.host_s is None else [snapshot.host_s]
+        to_host_s = [elapsed_s(one.start, one.end) for one in transfers]
+        buffered_s = [
+            elapsed_s(one.start, one.buffered) for one in transfers if one.buffered is not None
+        ]
+        self.last_copy_s = max(to_host_s + on_host_s, default=None)
+        # An update waits for both: a buffer on the device does not shorten the copy on the host.
+        self.last_device_copy_s = max(buffered_s + on_host_s) if buffered_s else None
         faults.reach("snapshot.copy_end")

@@ -54,7 +54,8 @@ class SnapshotEngine(Protocol):
     #: Where snapshots of device tensors go; may be changed between snapshots.
     place: SnapshotPlace
     #: Durations of the latest complete snapshot by the device's clock: of the copy to the host, and
-    #: of the copy within the device. None without such a copy.
+    #: of the copy within the device. None without such a copy. Host tensors beside those of a
+    #: device are copied meanwhile, and may take longer.
     last_copy_s: float | None
     last_device_copy_s: float | None
 
@@ -75,7 +76,7 @@ class SnapshotEngine(Protocol):
         ...
 
     def start(self, copies: Sequence[Copy], slot: Slot, *, on_copied: OnCopied) -> None:
-        """Begin a snapshot of the state as it is now.
+        """Begin a snapshot of the state as it is now, after ``fence``.
 
         When this returns the training thread may go on with the next forward and backward.
         ``on_copied(error)`` is called once, from any thread, when the slot is complete. The error
@@ -127,8 +128,8 @@ class HostEngine:
         if error is not None or not settled:
             on_copied(error)
             return
+        self._ensure_thread()  # may fail, and nothing is active then
         self._idle.clear()
-        self._ensure_thread()
         self._tasks.put(lambda: self._copy_settled(settled, slot, on_copied, watch))
 
     def fence(self, *, timeout_s: float) -> float:

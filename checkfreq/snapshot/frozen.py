@@ -72,6 +72,7 @@ class FrozenState:
             self._seen = None
             return NOTHING
         tensors = [copies[index].source for index in layout.frozen]
+        can_tell = can_tell and all(tensor.is_cpu for tensor in tensors)
         watches = _watches(copies, layout) if can_tell else []
         is_same = can_tell and self._seen is not None and self._seen.is_still(tensors, watches)
         if not is_same:

@@ -105,11 +105,6 @@ class Snapshotter:
         return 0 if self._layout is None else self._layout.total_bytes
 
     @property
-    def fence_on_device(self) -> bool:
-        """Whether host tensors may change while a copy runs."""
-        return self._engine().fence_on_device
-
-    @property
     def device_wait_s(self) -> float:
         """How long devices have waited for copies, as far as known now."""
         return 0.0 if self._chosen is None else self._chosen.device_wait_s
@@ -182,11 +177,7 @@ class Snapshotter:
 
     def _held_in(self, slot: Slot, copies: Sequence[Copy], layout: StateLayout) -> frozenset[int]:
         """Indices of the frozen tensors that the slot has, as they are now."""
-        can_tell = (
-            self.evidence.holds
-            and not self._config.verify_settled
-            and not self._engine().fence_on_device
-        )
+        can_tell = self.evidence.holds and not self._config.verify_settled
         return self._frozen.begin(copies, layout, slot, can_tell=can_tell)
 
     def _reporting(self, slot: Slot, expected: _Expected | None, on_copied: OnCopied) -> OnCopied:
@@ -302,7 +293,7 @@ def engine_for(
     """
     if backend_in_use() is None:
         return HostEngine()  # what is on no device at all, or has no bytes, capture refuses
-    local = read_local_state(chk, positions={}, fence_on_device=True)
+    local = read_local_state(chk, positions={})
     device = backend_of([ref.tensor.device for ref in local.refs])
     if device is None:
         return HostEngine()

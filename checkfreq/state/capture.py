@@ -39,15 +39,12 @@ def capture(
     *,
     positions: Mapping[str, Mapping[str, Any]] | None = None,
     gradients: Gradients = _NO_GRADIENTS,
-    fence_on_device: bool,
     role: Role = _ALONE,
 ) -> CapturedState:
     """Read everything that ``chk`` tracks; returns the part of it that ``role`` writes.
 
-    ``gradients`` are those that a later update will use (``PendingGradients``).
-    ``fence_on_device``: the next weight update waits on the device and not on the host, so host
-    tensors may change at any time and are volatile. Raises StateError with the path of anything
-    that cannot be kept.
+    ``gradients`` are those that a later update will use (``PendingGradients``). Raises StateError
+    with the path of anything that cannot be kept.
     """
     # Many small objects are made here, all of them needed: a garbage collection would only cost
     # time while training waits.
@@ -56,7 +53,6 @@ def capture(
             chk,
             positions=positions or {},
             gradients=gradients,
-            fence_on_device=fence_on_device,
             world=role.world,
         )
         return sole_part(local) if role.is_alone else part_of(local, role)
@@ -67,11 +63,10 @@ def read_local_state(
     *,
     positions: Mapping[str, Mapping[str, Any]],
     gradients: Gradients = _NO_GRADIENTS,
-    fence_on_device: bool,
     world: int = 1,
 ) -> LocalState:
     """Read the whole state as this process sees it, whichever rank writes what."""
-    collector = StateCollector(trained_ids=chk.trained_ids(), fence_on_device=fence_on_device)
+    collector = StateCollector(trained_ids=chk.trained_ids())
     objects: dict[str, Json] = dict.fromkeys(chk.adapters)  # in their order
     spans: dict[str, tuple[int, int]] = {}
 
@@ -90,7 +85,7 @@ def read_local_state(
     for name in optimizers:
         add(name, chk.adapters[name].capture)
     if chk.settled or chk.volatile:
-        _declare(chk, collector, fence_on_device=fence_on_device)
+        _declare(chk, collector)
     per_rank_tensors = _per_rank_tensors(chk, collector)
     if chk.rng:
         # After the objects: only now is it known which devices hold tensors. Others may be used
@@ -141,17 +136,14 @@ def _position(name: str, position: Mapping[str, Any], collector: StateCollector)
     return node
 
 
-def _declare(chk: CFCheckpoint, collector: StateCollector, *, fence_on_device: bool) -> None:
+def _declare(chk: CFCheckpoint, collector: StateCollector) -> None:
     """Apply ``settled=`` and ``volatile=``; of several matching names the longest wins."""
     declared = {**dict.fromkeys(chk.settled, True), **dict.fromkeys(chk.volatile, False)}
     unmatched = set(declared)
     for index, matches in _matches(collector, declared):
         unmatched.difference_update(matches)
         ref = collector.refs[index]
-        settled = declared[max(matches, key=len)]
-        if settled and fence_on_device and ref.tensor.is_cpu:
-            settled = False
-        collector.refs[index] = ref._replace(settled=settled)
+        collector.refs[index] = ref._replace(settled=declared[max(matches, key=len)])
     _require_matches(chk, unmatched, "settled= or volatile=")
 
 

@@ -92,12 +92,7 @@ class CapturedState:
 class StateCollector:
     """Collects the tensors of one capture, object by object."""
 
-    def __init__(
-        self,
-        *,
-        trained_ids: frozenset[int] = frozenset(),
-        fence_on_device: bool = False,
-    ) -> None:
+    def __init__(self, *, trained_ids: frozenset[int] = frozenset()) -> None:
         #: ``id`` of every parameter in a group of a tracked optimizer.
         self.trained_ids = trained_ids
         self.refs: list[TensorRef] = []
@@ -118,7 +113,6 @@ class StateCollector:
         self.non_persistent: set[tuple[str, str]] = set()
         #: What other objects than optimizers hold; complete when the first optimizer is read.
         self.held = Held()
-        self._host_is_volatile = fence_on_device
         self.start("")
 
     def start(self, object_name: str) -> None:
@@ -146,8 +140,6 @@ class StateCollector:
         if not plain and is_composed(tensor):
             return self._add_parts(key, tensor, settled)
         live = tensor.detach() if plain else self._converted(key, tensor)
-        if settled and self._host_is_volatile and live.is_cpu:
-            settled = False
         if key in self._keys:
             raise StateError(f"{self._object}: two tensors are called {key!r}; rename one")
         self._keys[key] = None
@@ -396,8 +388,8 @@ def _with_files_apart(local: LocalState) -> CapturedState:
 def files_of(local: LocalState, name: str) -> list[tuple[str, list[TensorRef]]]:
     """Stem and tensors of each file of an object that one rank writes whole.
 
-    Frozen tensors have one of their own if there are enough of them. What was declared volatile,
-    or is on the host while updates wait on a device, is not frozen.
+    Frozen tensors have one of their own if there are enough of them. What was declared volatile is
+    not frozen.
     """
     begin, end = local.spans[name]
     refs, apart = without_buffers(local, local.refs[begin:end])

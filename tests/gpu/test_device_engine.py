@@ -82,13 +82,14 @@ def test_neither_start_nor_fence_waits_for_the_device(bench: Bench, place: Snaps
         "table": (torch.ones(LARGE, device="cuda"), False),
         "turned": (torch.ones(1024, 512, device="cuda").t(), True),
         "step": (torch.tensor(1.0), False),
+        "offloaded": (torch.ones(LARGE), True),
     }
     bench.engine.place = place
     bench.take(tensors, place)  # buffers are allocated once
     assert bench.engine.wait_copied(timeout_s=DEADLINE_S)
     with host_must_not_wait():
         bench.take(tensors, place)
-        bench.engine.fence(timeout_s=0.0)
+        bench.engine.fence(timeout_s=DEADLINE_S)  # for the host's own copy
     bench.finish()
 
 

@@ -326,6 +326,23 @@ def test_host_tensors_are_copied_before_start_returns(make: Benches) -> None:
     only(1, taken)
 
 
+@PLACES
+def test_an_update_of_a_large_host_tensor_comes_after_its_copy(
+    make: Benches, place: SnapshotPlace
+) -> None:
+    bench = make()
+    state = {**tensors(), "exp_avg": (torch.zeros(8 * LARGE), True)}
+    found = []
+    for value in (1, 2):  # the second while the device still copies for the first
+        write(state, value)
+        found.append(bench.take(state, place))
+        bench.engine.fence(timeout_s=DEADLINE_S)
+        write(state, 9)
+    bench.finish()
+    only(1, found[0])
+    only(2, found[1])
+
+
 @pytest.mark.parametrize("fail_at", [3, 4])
 def test_a_failed_snapshot_is_reported_after_its_copies(make: Benches, fail_at: int) -> None:
     bench = make(LateDevice(every=True, fail_at=fail_at))

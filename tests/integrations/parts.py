@@ -28,7 +28,7 @@ def write_part(
     """Write the files of one rank into the temporary directory, which is there."""
     store = CheckpointStore(chk_dir)
     pending = Pending(step, ATTEMPT, chk_dir / f".tmp-{step}-{ATTEMPT}", store.ops)
-    captured = capture(chk, fence_on_device=False, role=role)
+    captured = capture(chk, role=role)
     layout = StateLayout.plan(captured)
     image = new_buffer(layout.total_bytes)
     for index, file in enumerate(layout.files):

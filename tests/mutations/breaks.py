@@ -74,6 +74,13 @@ FENCE = (
         "test_two_devices_in_one_process",
     ),
     _one(
+        "the fence does not wait for host tensors",
+        ENGINE,
+        "self._host.fence(timeout_s=timeout_s)",
+        "0.0",
+        "test_an_update_of_a_large_host_tensor_comes_after_its_copy",
+    ),
+    _one(
         "a snapshot does not wait for the one before",
         COPIER,
         "self._wait(stream, self._end)",
@@ -316,12 +323,16 @@ END = (
     _one(
         "host tensors are copied by the helper",
         ENGINE,
-        "for copy in on_host:\n            copy_to_slot(copy, snapshot.slot)",
-        "def late() -> None:\n"
-        "            for copy in on_host:\n"
-        "                copy_to_slot(copy, snapshot.slot)\n\n"
-        "        self._helper.submit(late)",
+        "for copy in on_host:\n                copy_to_slot(copy, snapshot.slot)",
+        "self._helper.submit(lambda: [copy_to_slot(one, snapshot.slot) for one in on_host])",
         "test_host_tensors_are_copied_before_start_returns",
+    ),
+    _one(
+        "a snapshot ends before its host tensors have been copied",
+        ENGINE,
+        "snapshot.host_copied.wait()",
+        "pass",
+        "test_an_update_of_a_large_host_tensor_comes_after_its_copy",
     ),
     _one("a failed snapshot has no end", ENGINE, "self._abandon(snapshot)", "pass", _FAILED),
     _one(

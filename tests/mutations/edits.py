@@ -9,6 +9,7 @@ ON_FAKE = (
     "tests/snapshot/test_device_engine.py",
     "tests/snapshot/test_device_order.py",
     "tests/snapshot/test_device_capture.py",
+    "tests/snapshot/test_device_and_host.py",
 )
 
 

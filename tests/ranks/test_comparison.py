@@ -35,7 +35,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def everything(**tracked: Any) -> LocalState:
-    whole = capture(CFCheckpoint(**tracked), fence_on_device=False, role=Role(0, 2, (0, 1))).local
+    whole = capture(CFCheckpoint(**tracked), role=Role(0, 2, (0, 1))).local
     assert whole is not None
     return whole
 

@@ -188,7 +188,7 @@ def test_what_shares_memory_is_kept_in_the_order_of_its_owners_wherever_it_lies(
     optimizer = torch.optim.SGD(weights, lr=0.1)
     for weight, half in zip(weights, (both[2:], both[:2]), strict=True):  # the first lies behind
         optimizer.state[weight] = {"all": half, "row": half[1]}
-    captured = capture(CFCheckpoint(opt=optimizer, rng=False), fence_on_device=False)
+    captured = capture(CFCheckpoint(opt=optimizer, rng=False))
     assert [key.partition(".all")[0] for _, key, *_ in captured.tensors[:2]] == [
         "state.0",
         "state.1",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from torch.optim import Optimizer
 
+from checkfreq import faults
 from checkfreq.config import CFConfig
 from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.gate import IsUpdate
@@ -31,6 +33,20 @@ def slot() -> Iterator[Slot]:
     assert taken is not None
     yield taken
     arena.close()
+
+
+@pytest.fixture
+def held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Path]:
+    """The copy of host tensors waits for this path, before settled ones or where a test says."""
+    gate, point = tmp_path / "gate", getattr(request, "param", "snapshot.copy_settled")
+    monkeypatch.setenv("CHECKFREQ_FAULT", f"{point}:pause-{gate}:*")
+    faults.reload()
+    yield gate
+    gate.touch()
+    monkeypatch.delenv("CHECKFREQ_FAULT")
+    faults.reload()
 
 
 @pytest.fixture

@@ -176,7 +176,7 @@ def test_a_registered_class_takes_snapshots(toy: ToyDevice, place: SnapshotPlace
     taker = Snapshotter(
         choose_engine=lambda: engine, arena=arena, listener=NoListener(), config=config
     )
-    captured = capture(chk, fence_on_device=taker.fence_on_device)
+    captured = capture(chk)
     assert taker.make_room(captured)
     engine.look_at([TOY])
     assert arena.wait_ready(timeout_s=60.0)
@@ -348,7 +348,7 @@ def test_a_tensor_whose_storage_was_freed_is_refused_by_name() -> None:
     chk = CFCheckpoint(d={"x": tensor}, rng=False)
     tensor.untyped_storage().resize_(0)
     with pytest.raises(StateError, match=r"d\.x: a tensor of shape \[3\] has no memory"):
-        capture(chk, fence_on_device=False)
+        capture(chk)
 
 
 # ---- CUDA, as far as it goes without a device

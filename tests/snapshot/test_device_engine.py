@@ -191,7 +191,7 @@ def test_random_states_places_devices_and_rebinding(seed: int) -> None:
             f"t{number}",
             random_values(draw),
             settled=draw.random() < 0.6,
-            index=draw.randrange(2),
+            index=draw.choice([0, 1, None]),
         )
     recorder = Recorder(fake, state)
     for step in range(6):
@@ -224,10 +224,11 @@ def random_values(draw: random.Random) -> Tensor:
 def rebind(state: State, draw: random.Random) -> None:
     """Replace tensors as LBFGS does: an old one loses its last reference during a copy."""
     name = draw.choice(list(state.tensors))
-    index = state.fake.owner(state.tensors[name])
-    if index is not None and state.tensors[name].numel():
+    if state.tensors[name].numel():
         values = row_major_clone(state._values[name])
-        state.put(name, state.fake.tensor(values + 1 if values.is_floating_point() else values))
+        is_on_host = state.fake.owner(state.tensors[name]) is None
+        values = values + 1 if values.is_floating_point() else values
+        state.put(name, values if is_on_host else state.fake.tensor(values))
 
 
 def row_major_clone(tensor: Tensor) -> Tensor:
@@ -456,6 +457,7 @@ def test_an_error_at_any_call_voids_the_slot_after_all_copies_into_it(
         state = small_state(fake)
         state.add("strided", torch.arange(16.0).reshape(4, 4).t(), settled=True)
         state.add("elsewhere", torch.arange(5.0), index=1)
+        state.add("offloaded", torch.arange(5.0), settled=True, index=None)
         recorder = Recorder(fake, state)
         before = fake.num_calls
         fake.fail_at = None if fail_at is None else before + fail_at

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from checkfreq import faults
 from checkfreq.errors import SnapshotError
 from checkfreq.snapshot.arena import Slot
 from checkfreq.snapshot.engine import (
@@ -52,20 +51,6 @@ class Outcome:
 
 def copy_of(tensor: torch.Tensor, offset: int = 0, *, settled: bool) -> Copy:
     return Copy("t", tensor, offset, tensor.numel() * tensor.element_size(), settled)
-
-
-@pytest.fixture
-def held(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Iterator[Path]:
-    """The copy thread waits, before settled tensors unless a test says where, for this path."""
-    gate, point = tmp_path / "gate", getattr(request, "param", "snapshot.copy_settled")
-    monkeypatch.setenv("CHECKFREQ_FAULT", f"{point}:pause-{gate}:*")
-    faults.reload()
-    yield gate
-    gate.touch()
-    monkeypatch.delenv("CHECKFREQ_FAULT")
-    faults.reload()
 
 
 def let_go_once_waited_for(engine: HostEngine, gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:

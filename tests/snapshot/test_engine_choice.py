@@ -45,7 +45,7 @@ def test_no_engine_is_chosen_before_the_first_boundary() -> None:
     assert made.device_wait_s == 0.0
     made.close()
     assert len(left) == 1
-    assert made.fence_on_device is False
+    assert made.engine.fence_on_device is False
     assert left == []
     made.close()
 
@@ -55,15 +55,15 @@ def test_a_state_that_moves_to_a_device_gets_the_device_engine() -> None:
     made, left = snapshotter(HostEngine(), device_engine)
     model = torch.nn.Linear(2, 2)
     chk = CFCheckpoint(model=model, rng=False)
-    made.make_room(capture(chk, fence_on_device=made.fence_on_device))
+    made.make_room(capture(chk))
     assert len(left) == 1
     model.weight = torch.nn.Parameter(torch.ones(2, 2))
-    captured = capture(chk, fence_on_device=made.fence_on_device)
+    captured = capture(chk)
     moved = [ref._replace(tensor=ref.tensor.to("meta")) for ref in captured.tensors]
     captured.tensors[:] = moved  # as near to a device as this machine comes
     made.make_room(captured)
     assert left == []
-    assert made.fence_on_device
+    assert made.engine.fence_on_device
     assert made.device_bytes == {torch.device("meta"): 24}
     made.close()
     assert device_engine.spare_bytes(torch.device("meta")) is not None, "it was looked at"

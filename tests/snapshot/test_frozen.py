@@ -13,11 +13,15 @@ from torch import nn
 
 from checkfreq.config import CFConfig
 from checkfreq.snapshot.arena import Arena
-from checkfreq.snapshot.engine import HostEngine
+from checkfreq.snapshot.device_engine import DeviceEngine
+from checkfreq.snapshot.engine import Copy, HostEngine, SnapshotEngine
+from checkfreq.snapshot.frozen import FrozenState
+from checkfreq.snapshot.layout import StateLayout
 from checkfreq.snapshot.snapshotter import Snapshotter
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import ContentId
+from tests.snapshot.fake_device import FakeDevice, Scripted
 from tests.snapshot.test_snapshotter import NoListener
 from tests.state.test_frozen import Adapted
 
@@ -37,7 +41,13 @@ class Taken:
 class Shots:
     """Snapshots of a model with a frozen base; each is compared with it, byte for byte."""
 
-    def __init__(self, *, full_copy_every: int = _FULL, verify_settled: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        full_copy_every: int = _FULL,
+        verify_settled: bool = False,
+        engine: SnapshotEngine | None = None,
+    ) -> None:
         self.model = Adapted()
         trained = [p for p in self.model.parameters() if p.requires_grad]
         self.chk = CFCheckpoint(
@@ -50,7 +60,10 @@ class Shots:
         )
         self.arena = Arena(config=config)
         self.snapshotter = Snapshotter(
-            choose_engine=HostEngine, arena=self.arena, listener=NoListener(), config=config
+            choose_engine=lambda: engine or HostEngine(),
+            arena=self.arena,
+            listener=NoListener(),
+            config=config,
         )
         self.attempts = 0
 
@@ -59,7 +72,7 @@ class Shots:
         if after_update:
             self.update()
         self.snapshotter.evidence.pass_boundary(self.attempts)
-        captured = capture(self.chk, fence_on_device=False)
+        captured = capture(self.chk)
         assert self.snapshotter.make_room(captured)
         assert self.arena.wait_ready(timeout_s=_WITHIN_S)
         slot = self.arena.acquire()
@@ -100,9 +113,10 @@ def content(taken: Taken) -> ContentId:
     return taken.content
 
 
-@pytest.fixture
-def shots() -> Iterator[Shots]:
-    made = Shots()
+@pytest.fixture(params=["alone", "beside a device"])
+def shots(request: pytest.FixtureRequest) -> Iterator[Shots]:
+    is_alone = request.param == "alone"
+    made = Shots(engine=None if is_alone else DeviceEngine(FakeDevice(Scripted())))
     yield made
     made.close()
 
@@ -163,6 +177,25 @@ def test_nothing_is_believed_where_no_update_was_seen(shots: Shots) -> None:
     assert copied(silent)
     assert content(silent)[0] != series
     assert copied(shots.take())
+
+
+def test_nothing_is_believed_of_tensors_on_a_device(shots: Shots) -> None:
+    shots.take()
+    captured, slot, frozen = (
+        capture(shots.chk),
+        shots.arena.acquire(),
+        FrozenState(full_copy_every=4),
+    )
+    assert slot is not None
+    layout = StateLayout.plan(captured)
+    both = zip(captured.tensors, layout.destinations, strict=True)
+    copies = [Copy(ref.key, ref.tensor.to("meta"), *place, True) for ref, place in both]
+    found = []
+    for _ in range(2):
+        assert frozen.begin(copies, layout, slot, can_tell=True) == frozenset()
+        frozen.ended(slot, complete=True)
+        found.append(slot.contents[FILE])
+    assert found[0] != found[1]
 
 
 def test_nothing_is_believed_after_a_restore(shots: Shots) -> None:

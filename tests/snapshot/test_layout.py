@@ -145,15 +145,16 @@ def test_a_layout_fits_later_captures_of_the_same_structure() -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters())
     chk = CFCheckpoint(model=model, optimizer=optimizer)
-    empty = StateLayout.plan(capture(chk, fence_on_device=False))
+    empty = StateLayout.plan(capture(chk))
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    full = StateLayout.plan(capture(chk, fence_on_device=False))
+    full = StateLayout.plan(capture(chk))
     optimizer.step()
-    again = capture(chk, fence_on_device=False)
+    again = capture(chk)
     assert full.fits(again)
     assert not empty.fits(again)
-    assert not full.fits(capture(chk, fence_on_device=True))
+    others = CFCheckpoint(model=model, optimizer=optimizer, volatile=("model",))
+    assert not full.fits(capture(others))
 
 
 @pytest.mark.parametrize(
@@ -169,10 +170,10 @@ def test_a_layout_fits_later_captures_of_the_same_structure() -> None:
 def test_a_layout_does_not_fit_a_changed_structure(change: object) -> None:
     model = nn.Linear(2, 2)
     chk = CFCheckpoint(model=model)
-    layout = StateLayout.plan(capture(chk, fence_on_device=False))
+    layout = StateLayout.plan(capture(chk))
     assert callable(change)
     change(model)
-    assert not layout.fits(capture(chk, fence_on_device=False))
+    assert not layout.fits(capture(chk))
 
 
 def test_an_object_without_tensors_has_no_file() -> None:

@@ -42,7 +42,7 @@ class Shots:
 
     def take(self) -> Snapshot:
         """One snapshot, complete; its slot is free again."""
-        captured = capture(self._chk, fence_on_device=False)
+        captured = capture(self._chk)
         assert self.snapshotter.make_room(captured)
         assert self._arena.wait_ready(timeout_s=_WITHIN_S)
         slot = self._arena.acquire()

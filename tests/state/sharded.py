@@ -361,7 +361,7 @@ def digests(role: Role) -> tuple[list[str], dict[str, str]]:
     equal = CFCheckpoint(d={"x": torch.zeros(3), "s": shard})
     other = CFCheckpoint(d={"x": torch.zeros(shape), "s": shard})
     own = CFCheckpoint(d={"x": torch.zeros(3)}, m={"y": torch.zeros(shape)}, per_rank="m")
-    found = [capture(c, fence_on_device=False, role=role) for c in (equal, other, own)]
+    found = [capture(c, role=role) for c in (equal, other, own)]
     dist.barrier()
     return [structure_digest(one) for one in found], structure_listing(found[1])
 
@@ -425,7 +425,7 @@ def refused(role: Role) -> list[str]:
     said = []
     for chk, as_role in cases:
         try:
-            capture(chk, fence_on_device=False, role=as_role)
+            capture(chk, role=as_role)
         except StateError as error:
             said.append(str(error))
     return said
@@ -526,7 +526,7 @@ def foreign_shards(role: Role) -> list[str]:
 
 def _refusal(chk: CFCheckpoint, role: Role) -> str:
     try:
-        capture(chk, fence_on_device=False, role=role)
+        capture(chk, role=role)
     except StateError as error:
         return str(error)
     return ""
@@ -625,7 +625,7 @@ def digest_of_tied(role: Role) -> tuple[str, list[str]]:
     """Where a hook makes ``state_dict()`` the way to read a model."""
     model = fully_shard(Tied())
     model.register_state_dict_post_hook(lambda *_: None)
-    captured = capture(CFCheckpoint(rng=False, m=model), fence_on_device=False, role=role)
+    captured = capture(CFCheckpoint(rng=False, m=model), role=role)
     return structure_digest(captured), [ref.key for ref in captured.tensors]
 
 

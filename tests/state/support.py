@@ -48,7 +48,6 @@ class Shot:
 
 
 def take(chk: CFCheckpoint, **kwargs: Any) -> Shot:
-    kwargs.setdefault("fence_on_device", False)
     captured = capture(chk, **kwargs)
     layout = StateLayout.plan(captured)
     slot = torch.full((layout.total_bytes,), 0x5A, dtype=torch.uint8)

@@ -19,8 +19,8 @@ from checkfreq.state.checkpoint import CFCheckpoint
 from tests.state.support import bits
 
 
-def classes(chk: CFCheckpoint, *, fence_on_device: bool = False) -> dict[str, bool]:
-    captured = capture(chk, fence_on_device=fence_on_device)
+def classes(chk: CFCheckpoint) -> dict[str, bool]:
+    captured = capture(chk)
     return {f"{ref.stem}.{ref.key}": ref.settled for ref in captured.tensors}
 
 
@@ -111,11 +111,6 @@ class TestClassification:
         assert {"scaler.scale", "best.x", "other.value", "rng.torch"} <= found.keys()
         assert not any(found.values())
 
-    def test_every_host_tensor_is_volatile_when_the_fence_is_on_the_device(self) -> None:
-        model = nn.Linear(2, 2)
-        chk = CFCheckpoint(model=model, opt=trained(model, torch.optim.AdamW), settled=("model",))
-        assert not any(classes(chk, fence_on_device=True).values())
-
     def test_declarations_override_and_the_more_specific_one_wins(self) -> None:
         model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
         chk = CFCheckpoint(
@@ -169,7 +164,7 @@ class TestSideEffects:
     def test_capture_creates_no_optimizer_state(self) -> None:
         model = nn.Linear(2, 2)
         optimizer = torch.optim.AdamW(model.parameters())
-        capture(CFCheckpoint(model=model, opt=optimizer), fence_on_device=False)
+        capture(CFCheckpoint(model=model, opt=optimizer))
         assert len(optimizer.state) == 0
 
     def test_capture_draws_no_random_number(self) -> None:
@@ -177,7 +172,7 @@ class TestSideEffects:
             return bits([random.getstate(), str(np.random.get_state()), torch.get_rng_state()])
 
         before = generators()
-        capture(CFCheckpoint(model=nn.Identity()), fence_on_device=False)
+        capture(CFCheckpoint(model=nn.Identity()))
         assert generators() == before
 
     @pytest.mark.parametrize("enabled", [True, False])
@@ -188,7 +183,7 @@ class TestSideEffects:
         was = gc.isenabled()
         try:
             (gc.enable if enabled else gc.disable)()
-            capture(CFCheckpoint(thing=thing), fence_on_device=False)
+            capture(CFCheckpoint(thing=thing))
             assert gc.isenabled() is enabled
         finally:
             (gc.enable if was else gc.disable)()
@@ -196,14 +191,14 @@ class TestSideEffects:
 
     def test_captured_tensors_are_the_live_storage_without_a_graph(self) -> None:
         model = nn.Linear(2, 2)
-        ref = capture(CFCheckpoint(model=model), fence_on_device=False).tensors[0]
+        ref = capture(CFCheckpoint(model=model)).tensors[0]
         assert ref.tensor.data_ptr() == model.weight.data_ptr()
         assert not ref.tensor.requires_grad
 
     def test_captured_storage_survives_a_rebinding_of_the_parameter(self) -> None:
         model = nn.Linear(2, 2)
         kept = model.weight.detach().clone()
-        ref = capture(CFCheckpoint(model=model), fence_on_device=False).tensors[0]
+        ref = capture(CFCheckpoint(model=model)).tensors[0]
         model.weight.data = torch.zeros(2, 2)
         assert torch.equal(ref.tensor, kept)
 
@@ -213,7 +208,7 @@ def test_aliases_share_an_entry_and_overlapping_views_their_memory() -> None:
     chk = CFCheckpoint(
         rng=False, d={"a": base, "same": base.view(6), "row": base[:3], "twice": base[:3]}
     )
-    captured = capture(chk, fence_on_device=False)
+    captured = capture(chk)
     assert [ref.key for ref in captured.tensors] == ["a:memory"]
     others = dict.fromkeys(("same:memory", "row:memory", "twice:memory"), "a:memory")
     assert captured.aliases == {"d": others}
@@ -222,17 +217,15 @@ def test_aliases_share_an_entry_and_overlapping_views_their_memory() -> None:
 
 def test_equal_paths_get_different_keys() -> None:
     chk = CFCheckpoint(rng=False, d={"a.b": torch.ones(1), "a": {"b": torch.zeros(1)}})
-    captured = capture(chk, fence_on_device=False)
+    captured = capture(chk)
     assert [ref.key for ref in captured.tensors] == ["a.b", "a.b#2"]
 
 
 def test_positions_are_kept_beside_the_objects() -> None:
-    captured = capture(
-        CFCheckpoint(rng=False), positions={"train": {"epoch": 3}}, fence_on_device=False
-    )
+    captured = capture(CFCheckpoint(rng=False), positions={"train": {"epoch": 3}})
     assert captured.objects == {"$positions": {"train": {"epoch": 3}}}
     with pytest.raises(StateError, match="position of iterator 'train' holds a tensor"):
-        capture(CFCheckpoint(), positions={"train": {"x": torch.ones(1)}}, fence_on_device=False)
+        capture(CFCheckpoint(), positions={"train": {"x": torch.ones(1)}})
 
 
 class Labelled(torch.Tensor):
@@ -241,14 +234,14 @@ class Labelled(torch.Tensor):
 
 def test_a_plain_tensor_subclass_is_kept_as_its_values() -> None:
     live = torch.ones(2).as_subclass(Labelled)
-    ref = capture(CFCheckpoint(rng=False, d={"x": live}), fence_on_device=False).tensors[0]
+    ref = capture(CFCheckpoint(rng=False, d={"x": live})).tensors[0]
     assert type(ref.tensor) is torch.Tensor
     assert ref.tensor.data_ptr() == live.data_ptr()
 
 
 def test_a_default_device_and_dtype_change_nothing() -> None:
     with torch.device("meta"):
-        captured = capture(CFCheckpoint(d={"x": np.ones(2)}), fence_on_device=False)
+        captured = capture(CFCheckpoint(d={"x": np.ones(2)}))
     assert all(ref.tensor.is_cpu for ref in captured.tensors)
 
 

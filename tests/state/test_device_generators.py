@@ -69,7 +69,7 @@ def test_an_accelerator_without_tracked_tensors_goes_on_with_its_numbers(
 
 
 def test_an_accelerator_that_is_not_used_is_left_alone(machine: Accelerators) -> None:
-    names = {ref.key for ref in capture(on_host(), fence_on_device=False).tensors}
+    names = {ref.key for ref in capture(on_host()).tensors}
     assert "cuda:0" in names
     assert not names & {"cuda:1", "cuda:2", "cuda:3"}
 

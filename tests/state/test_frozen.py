@@ -31,11 +31,10 @@ class Adapted(nn.Module):
 
 def captured(model: nn.Module, **options: Any) -> CapturedState:
     trained = [p for p in model.parameters() if p.requires_grad]
-    on_device = options.pop("fence_on_device", False)
     others = options.pop("others", {})
     optimizer = torch.optim.SGD(trained, lr=0.1)
     chk = CFCheckpoint(rng=False, model=model, optimizer=optimizer, **others, **options)
-    return capture(chk, fence_on_device=on_device)
+    return capture(chk)
 
 
 def files(state: CapturedState) -> dict[str, list[str]]:
@@ -73,10 +72,6 @@ def test_a_teacher_that_no_optimizer_has_is_not_frozen() -> None:
     teacher = nn.Linear(WIDE, WIDE).requires_grad_(False)
     found = files(captured(Adapted(), others={"teacher": teacher}))
     assert found["teacher"] == ["weight", "bias"]
-
-
-def test_parameters_on_the_host_are_not_frozen_while_updates_wait_on_a_device() -> None:
-    assert list(files(captured(Adapted(), fence_on_device=True))) == ["model"]
 
 
 def test_a_weight_that_its_layer_rewrites_is_not_frozen() -> None:

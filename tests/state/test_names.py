@@ -18,7 +18,7 @@ from checkfreq.state.checkpoint import CFCheckpoint
 
 def keys(module: nn.Module) -> list[str]:
     chk = CFCheckpoint(rng=False, model=module)
-    return [ref.key for ref in capture(chk, fence_on_device=False).tensors]
+    return [ref.key for ref in capture(chk).tensors]
 
 
 def compiled(module: nn.Module) -> nn.Module:
@@ -116,16 +116,16 @@ def test_non_persistent_buffers_come_last() -> None:
 def test_a_submodule_replaced_between_captures_is_noticed() -> None:
     model = nn.Sequential(nn.Linear(2, 2))
     chk = CFCheckpoint(rng=False, model=model)
-    capture(chk, fence_on_device=False)
+    capture(chk)
     model[0] = nn.Sequential(nn.Linear(2, 2, bias=False))
     model.append(nn.PReLU())
-    found = capture(chk, fence_on_device=False).tensors
+    found = capture(chk).tensors
     assert [ref.key for ref in found] == ["0.0.weight", "1.weight"]
 
 
 def test_a_parameter_replaced_between_captures_is_noticed() -> None:
     model = nn.Linear(2, 2)
     chk = CFCheckpoint(rng=False, model=model)
-    capture(chk, fence_on_device=False)
+    capture(chk)
     model.weight = nn.Parameter(torch.ones(5, 5))
-    assert capture(chk, fence_on_device=False).tensors[0].tensor.shape == (5, 5)
+    assert capture(chk).tensors[0].tensor.shape == (5, 5)

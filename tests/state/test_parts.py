@@ -269,7 +269,7 @@ def test_a_name_that_cannot_differ_from_rank_to_rank_is_refused(name: str) -> No
 
 def test_a_declared_name_of_no_tensor_is_refused_when_the_module_is_read() -> None:
     with pytest.raises(StateError, match=r"per_rank= names 'model\.nrom'"):
-        capture(run(1, per_rank="model.nrom"), fence_on_device=False)
+        capture(run(1, per_rank="model.nrom"))
 
 
 def test_a_rank_needs_the_replicated_files_and_its_own() -> None:
@@ -290,14 +290,14 @@ def test_a_split_state_needs_the_files_of_all_ranks() -> None:
 
 
 def test_one_rank_has_no_structure_to_compare() -> None:
-    captured = capture(run(1), fence_on_device=False)
+    captured = capture(run(1))
     assert captured.rank_objects is None
     assert (structure_digest(captured), structure_listing(captured)) == ("", {})
 
 
 def test_structures_differ_by_names_dtypes_shapes_ties_and_classes() -> None:
     def listed(value: Any) -> dict[str, str]:
-        captured = capture(CFCheckpoint(d=value), fence_on_device=False, role=Role(1, 2, (0, 1)))
+        captured = capture(CFCheckpoint(d=value), role=Role(1, 2, (0, 1)))
         assert captured.tensors[-1].stem == "rng.rank-00001"
         return structure_listing(captured)
 
@@ -391,7 +391,7 @@ def test_state_that_an_optimizer_names_itself_is_needed_whole() -> None:
 def test_whatever_decides_who_writes_a_tensor_is_part_of_the_structure() -> None:
     def digest(*, split: bool, **options: Any) -> str:
         role = Role(0, 2, (0, 1), split)
-        return structure_digest(capture(run(1, **options), fence_on_device=False, role=role))
+        return structure_digest(capture(run(1, **options), role=role))
 
     volatile = {"volatile": "model.wide"}
     assert digest(split=True) == digest(split=True)
@@ -418,7 +418,7 @@ def test_one_rank_needs_nothing_of_torch_distributed() -> None:
         "from checkfreq.state.capture import capture\n"
         "import checkfreq.manager, checkfreq.restore.load\n"
         "chk = CFCheckpoint(model=torch.nn.Linear(2, 2), d={'x': torch.ones(1)})\n"
-        "assert len(capture(chk, fence_on_device=False).tensors) >= 3\n"
+        "assert len(capture(chk).tensors) >= 3\n"
         "after = {name for name in sys.modules if name.startswith('torch.distributed')}\n"
         "assert {n for n in after - before if sys.modules[n] is not None} == set()\n"
     )
