@@ -103,7 +103,7 @@ class SafetensorsFile:
         """A tensor, with memory of its own."""
         form, begin = self.forms[name], self._begins[name]
         if not form.num_bytes:
-            return torch.empty(form.shape, dtype=form.dtype)
+            return torch.empty(form.shape, dtype=form.dtype, device="cpu")
         with storage_errors(f"reading {self.path}"):
             data = self._bytes(begin, begin + form.num_bytes)
         flat = torch.frombuffer(data, dtype=torch.uint8)

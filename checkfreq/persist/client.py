@@ -260,7 +260,7 @@ class WorkerClient:
     # ---- work
 
     def forget_slots(self) -> None:
-        """The slots so far were freed, none of them in use; their descriptors may be closed."""
+        """The slots so far are being freed, none of them in use, and their descriptors closed."""
         self._slots.clear()
         self._layouts.clear()
 

@@ -3,7 +3,8 @@
 Each slot is a memfd that the trainer and the persist worker both map, so a snapshot reaches the
 worker without a copy and survives the trainer. A copy into fresh pages takes 2 s per GiB and one
 into warm pages 0.06 s (measured), so a background thread faults the slots in before they are used;
-with an accelerator it pins them as well. A slot has one owner at a time: nobody (it is free), the
+with an accelerator it pins them as well. Before that it gives back those that the state has
+outgrown, which also takes 1 s per GiB. A slot has one owner at a time: nobody (it is free), the
 attempt that fills it, then the worker until the attempt has ended. Memory that a driver may still
 write to is neither truncated nor unmapped.
 """
@@ -17,8 +18,9 @@ import mmap
 import os
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from checkfreq.config import CFConfig
@@ -63,8 +65,11 @@ class Pins(Protocol):
     num_bytes: int
     seconds: float
 
-    def release(self) -> bool:
-        """Unpin; False if a part of it remains: the memory must stay mapped. Idempotent."""
+    def release(self, *, hurry: threading.Event | None = None) -> bool:
+        """Unpin; False if a part of it remains: the memory must stay mapped. Idempotent.
+
+        Takes its time, as ``Pinner.pin`` does, until ``hurry`` is set; without one, none.
+        """
         ...
 
 
@@ -142,19 +147,26 @@ class Arena:
     """The slots of one manager. All methods belong to the training thread.
 
     ``close_timeout_s``: how long to wait for the background thread, which only a call of a driver
-    that hangs outlasts.
+    that hangs outlasts. ``available_bytes``: host memory that is still to be had; None if unknown.
     """
 
     def __init__(
-        self, *, config: CFConfig, pinner: Pinner | None = None, close_timeout_s: float = 60.0
+        self,
+        *,
+        config: CFConfig,
+        pinner: Pinner | None = None,
+        close_timeout_s: float = 60.0,
+        available_bytes: Callable[[], int | None] = available_host_bytes,
     ) -> None:
         self._config = config
         self._close_timeout_s = close_timeout_s
+        self._available_bytes = available_bytes
         self._pinner = pinner or Pinner()
         self._slots: list[Slot] = []
         self._preparation: _Preparation | None = None  # the latest, also when it has ended
         self._all_pinned = False
         self._is_outgrown = False
+        self._usable_bytes: int | None = None
 
     # ---- size
 
@@ -193,18 +205,20 @@ class Arena:
     def allocate(self, state_bytes: int) -> None:
         """Make slots of ``state_bytes`` and some slack each; all slots must be free.
 
-        Returns at once; a background thread faults the slots in and pins them (``wait_ready``).
-        Raises ConfigError with the sizes if the memory that may be used has no room for even one.
+        Returns at once; a background thread gives the memory of the slots before back, faults the
+        new ones in and pins them (``wait_ready``). Raises ConfigError with the sizes if the memory
+        that may be used has no room for even one; the slots before stay then.
         """
         assert all(slot.is_free for slot in self._slots)
-        # Before the new slots are made: old and new ones together may not fit the memory. The
-        # worker still maps the old ones: truncating them frees their pages now.
-        self._drop_slots(truncate=True)
         num_bytes, count = self._slot_bytes(state_bytes), self.num_affordable(state_bytes)
         piece_bytes = self._pinner.piece_bytes
+        old = self._slots
         self._slots = [_new_slot(index, num_bytes, piece_bytes) for index in range(count)]
         self._all_pinned = self._is_outgrown = False
-        self._start(_Preparation(self._slots, self._pinner, round_up_to_page(state_bytes)))
+        # The worker still maps the old ones: truncating them frees their pages now.
+        drop = partial(self._drop, old, self._preparation, truncate=True)
+        fault_in_bytes = round_up_to_page(state_bytes)
+        self._start(_Preparation(self._slots, self._pinner, fault_in_bytes, old=old, drop=drop))
 
     def adopt(
         self,
@@ -266,8 +280,9 @@ class Arena:
 
     def _start(self, preparation: _Preparation) -> None:
         """Prepare slots: a few small ones at once, otherwise in the background."""
+        is_quick = self._preparation is None or self._preparation.ended.is_set()
         self._preparation = preparation
-        if sum(slot.num_bytes for slot in preparation.slots) > _INLINE_BYTES:
+        if not is_quick or preparation.num_bytes > _INLINE_BYTES:
             preparation.run_in_background()
         else:
             preparation.hurry.set()
@@ -285,7 +300,7 @@ class Arena:
         limit = self._config.host_memory_limit
         source = "CFConfig.host_memory_limit"
         if limit is None:
-            limit, source = available_host_bytes(), "the memory available to this process"
+            limit, source = self._usable(), "the memory available to this process"
         wanted = self._config.num_slots
         if limit is None or wanted * num_bytes <= limit:
             return wanted
@@ -305,6 +320,14 @@ class Arena:
             wanted,
         )
         return int(count)
+
+    def _usable(self) -> int | None:
+        """What this process may use, and what its slots have now; None if unknown."""
+        if self._preparation is None or not self._preparation.is_dropping:
+            available = self._available_bytes()
+            of_slots = sum(map(_resident_bytes, self._slots))
+            self._usable_bytes = None if available is None else available + of_slots
+        return self._usable_bytes  # as it was before the slots that are being dropped were
 
     # ---- ownership
 
@@ -335,36 +358,61 @@ class Arena:
 
     def close(self) -> None:
         """Unpin and unmap everything; idempotent."""
-        self._drop_slots(truncate=False)  # the worker may still be writing one to disk
-
-    def _drop_slots(self, *, truncate: bool) -> None:
         preparation, self._preparation = self._preparation, None
+        # The worker may still be writing one to disk.
+        self._drop(self._slots, preparation, truncate=False)
+        self._slots = []
+
+    def _drop(
+        self,
+        slots: Sequence[Slot],
+        preparation: _Preparation | None,
+        *,
+        truncate: bool,
+        hurry: threading.Event | None = None,
+    ) -> None:
+        """Unpin and unmap slots, after the latest preparation of some of them; any thread."""
         is_stopped = preparation is None or preparation.cancel(timeout_s=self._close_timeout_s)
-        for slot in self._slots:
+        for slot in slots:
             # Unpinned first: a driver must not have pages that the file no longer has.
-            if is_stopped and (slot.pins is None or slot.pins.release()):
+            if is_stopped and (slot.pins is None or slot.pins.release(hurry=hurry)):
                 _free(slot, truncate=truncate)
             else:
                 _still_pinned.append(slot)
-        self._slots = []
 
 
 class _Preparation:
     """Faults slots in and pins them, in one thread or in the caller's.
 
-    ``fault_in_bytes`` of each; None: what they have already, whose content stays. ``hurry``:
-    somebody waits for the slots. ``ended`` is set in any case, after ``error``.
+    ``fault_in_bytes`` of each; None: what they have already, whose content stays. ``drop`` gives
+    the memory of ``old`` slots back before, also if it is to end early: both may not fit the
+    memory. ``hurry``: somebody waits for the slots. ``ended`` is set in any case, after ``error``.
     """
 
-    def __init__(self, slots: Sequence[Slot], pinner: Pinner, fault_in_bytes: int | None) -> None:
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        pinner: Pinner,
+        fault_in_bytes: int | None,
+        *,
+        old: Sequence[Slot] = (),
+        drop: Callable[..., None] | None = None,
+    ) -> None:
         self.slots = slots
+        self.num_bytes = sum(slot.num_bytes for slot in (*slots, *old))
         self.hurry = threading.Event()
         self.ended = threading.Event()
         self.error: BaseException | None = None
         self._pinner = pinner
         self._fault_in_bytes = fault_in_bytes
+        self._drop = drop
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @property
+    def is_dropping(self) -> bool:
+        """Whether old slots still have memory."""
+        return self._drop is not None and not self.ended.is_set()
 
     def run_in_background(self) -> None:
         self._thread = threading.Thread(target=self.run, name="checkfreq-prefault", daemon=True)
@@ -372,6 +420,9 @@ class _Preparation:
 
     def run(self) -> None:
         try:
+            if self._drop is not None:
+                self._drop(hurry=self.hurry)
+                self._drop = None
             for slot in self.slots:
                 self._fault_in(slot)
                 if self._may_pin():

@@ -1,10 +1,10 @@
 """Page-locks slots for an accelerator, in pieces and without keeping others from the driver.
 
 A copy to memory that is not page-locked blocks the host and is slower. But a driver holds locks
-that concern the whole node while it pins, for about 0.1 s per GB, and some kernels and drivers
-refuse to pin much at once (pin_failures.py). So a slot is pinned in pieces, after each of which the
-driver is left alone for as long as the piece took, and the processes of a node take turns. All of
-a slot is pinned, or none of it.
+that concern the whole node while it pins or unpins, for about 0.1 s per GB, and some kernels and
+drivers refuse to pin much at once (pin_failures.py). So a slot is pinned and unpinned in pieces,
+after each of which the driver is left alone for as long as the piece took, and the processes of a
+node take turns. All of a slot is pinned, or none of it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TypeAlias
 
 from checkfreq.snapshot.arena import Pinner
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 #: Below every known limit on one call, and about 0.1 s of the driver's time.
 PIECE_BYTES = 1 << 30
-#: Longer than a driver needs, even to unpin hundreds of pieces.
+#: Longer than a driver needs to unpin a piece.
 _UNPIN_TIMEOUT_S = 120.0
 
 _Problem: TypeAlias = DriverError | str
@@ -34,10 +35,19 @@ _Problem: TypeAlias = DriverError | str
 class PinnedPieces:
     """The pieces of one slot that are registered with the driver; see Pins."""
 
-    def __init__(self, device: Device, *, timeout_s: float = _UNPIN_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        device: Device,
+        *,
+        turns: NodeTurns | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+        timeout_s: float = _UNPIN_TIMEOUT_S,
+    ) -> None:
         self.num_bytes = 0
         self.seconds = 0.0
         self._device = device
+        self._turns = turns or NodeTurns()
+        self._clock = clock
         self._timeout_s = timeout_s
         self._pieces: dict[int, int] = {}  # address -> bytes
 
@@ -47,29 +57,36 @@ class PinnedPieces:
         self.num_bytes += num_bytes
         self.seconds += seconds
 
-    def release(self) -> bool:
+    def release(self, *, hurry: threading.Event | None = None) -> bool:
         """See Pins."""
-        problem = _in_thread(self._unregister, timeout_s=self._timeout_s)
-        if problem is None:
-            return True
-        logger.error(
-            "cannot unpin %s of host memory: %s. It stays allocated until the process ends, since "
-            "the device might still write to it",
-            size_text(sum(self._pieces.values())),
-            problem,
-        )
-        return False
-
-    def _unregister(self) -> _Problem | None:
-        self._device.prepare_thread()
-        problems = []
+        if hurry is None:
+            hurry = threading.Event()
+            hurry.set()
+        problems: list[_Problem] = []
         for address in list(self._pieces):
-            problem = self._device.unregister_host(address)
-            if problem is None:
-                self.num_bytes -= self._pieces.pop(address)
-            else:
-                problems.append(problem)
-        return problems[0] if problems else None
+            with self._turns.turn(hurry):
+                start_s = self._clock()
+                problem = _in_thread(partial(self._unregister, address), timeout_s=self._timeout_s)
+                if problem is None:
+                    self.num_bytes -= self._pieces.pop(address)
+                else:
+                    problems.append(problem)
+                if isinstance(problem, str):  # it hangs, or is not there: for all pieces
+                    break
+                if self._pieces:
+                    hurry.wait(self._clock() - start_s)
+        if problems:
+            logger.error(
+                "cannot unpin %s of host memory: %s. It stays allocated until the process ends, "
+                "since the device might still write to it",
+                size_text(sum(self._pieces.values())),
+                problems[0],
+            )
+        return not problems
+
+    def _unregister(self, address: int) -> _Problem | None:
+        self._device.prepare_thread()
+        return self._device.unregister_host(address)
 
 
 class DevicePinner(Pinner):
@@ -105,14 +122,14 @@ class DevicePinner(Pinner):
         """See Pinner. Pieces that could be neither kept nor undone are returned."""
         if not self.is_wanted():
             return None
-        pieces = PinnedPieces(self._device)
+        pieces = PinnedPieces(self._device, turns=self._turns, clock=self._clock)
         problem = _in_thread(lambda: self._register(pieces, address, num_bytes, hurry, stop))
         if pieces.num_bytes == num_bytes:
             return pieces
         if problem is not None:
             self._failed = True
             self._warn(problem, num_bytes, done=pieces.num_bytes)
-        return None if pieces.release() else pieces
+        return None if pieces.release(hurry=hurry) else pieces
 
     def _register(
         self,

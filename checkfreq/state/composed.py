@@ -269,6 +269,7 @@ def _build_coo(record: Record, parts: Parts, live: Tensor | None) -> Tensor:
         parts["indices"],
         parts["values"],
         record["shape"],
+        device=parts["values"].device,
         is_coalesced=record["coalesced"],
         check_invariants=True,
     )
@@ -297,6 +298,7 @@ def _build_compressed(record: Record, parts: Parts, live: Tensor | None) -> Tens
         parts["values"],
         record["shape"],
         layout=layout,
+        device=parts["values"].device,
         check_invariants=True,
     )
 

@@ -96,10 +96,18 @@ def seed_generator(generator: torch.Generator, seed: int, epoch: int) -> None:
 
 
 def workers_started(engine: DataLoader[Any]) -> Iterator[Any]:
-    """``iter(engine)``, which starts the engine's workers unless persistent ones are running."""
+    """``iter(engine)``, which starts the engine's workers unless persistent ones are running.
+
+    torch draws their base seed on the default device, which must be that of our generator. Workers
+    that are forked have the CPU as their default device, as spawned ones do.
+    """
     if engine.num_workers and forks_workers(engine) and in_process_group():
         warn_of_forks(sys.version_info[:3])
-    batches = iter(engine)
+    if torch.get_default_device().type == "cpu":
+        batches = iter(engine)
+    else:
+        with torch.device("cpu"):
+            batches = iter(engine)
     if engine.num_workers:
         _leave_workers_to_parent()
         _end_workers_at_exit(os.getpid())

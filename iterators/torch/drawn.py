@@ -83,7 +83,8 @@ class DrawnOrder:
 
     def _draw(self, low: int) -> None:
         """Draw a block more. Of what is before ``low``, keep a block: a pad may come from there."""
-        block = np.fromiter(islice(self._rest, IDS_AT_ONCE), np.int64)
+        with torch.device("cpu"):  # of the generator, whatever torch.set_default_device says
+            block = np.fromiter(islice(self._rest, IDS_AT_ONCE), np.int64)
         if not block.size or block.min() < 0 or block.max() >= self._num_samples:
             raise IndexError(
                 f"{type(self._sampler).__name__} draws samples that a dataset of "

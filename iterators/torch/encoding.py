@@ -178,7 +178,7 @@ def _to_tensor(value: dict[str, Json]) -> Any:
     dtypes = {str(one): one for one in vars(torch).values() if isinstance(one, torch.dtype)}
     dtype, shape = dtypes[f"torch.{value['dtype']}"], _shape(value)
     content = _content(value, math.prod(shape) * dtype.itemsize)  # before there is room for it
-    tensor = torch.empty(shape, dtype=dtype)
+    tensor = torch.empty(shape, dtype=dtype, device="cpu")
     if content:
         tensor.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(content, dtype=torch.uint8))
     return tensor

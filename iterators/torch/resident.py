@@ -180,7 +180,7 @@ class _Stack(Sequence[Any]):
 
     def gather(self, indices: Sequence[int]) -> _Stack:
         """The samples at ``indices``, still stacked."""
-        chosen = torch.as_tensor(indices, dtype=torch.int64)
+        chosen = torch.as_tensor(indices, dtype=torch.int64, device="cpu")
         rows = (column[chosen.to(column.device)] for column in self._columns)
         return _Stack(tuple(rows), self._single)
 
@@ -243,7 +243,8 @@ def _tensor(entry: Any) -> torch.Tensor:
     if isinstance(entry, torch.Tensor):
         return entry
     try:
-        return torch.tensor(entry, dtype=torch.float64 if isinstance(entry, float) else None)
+        dtype = torch.float64 if isinstance(entry, float) else None
+        return torch.tensor(entry, dtype=dtype, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"a {type(entry).__name__} cannot be stacked on a device: make it a tensor in "

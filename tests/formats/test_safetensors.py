@@ -62,6 +62,14 @@ def test_a_file_of_the_library_becomes_a_module(tmp_path: Path) -> None:
     assert same(dict(sorted(back.items())), dict(sorted(state.items())))
 
 
+def test_a_file_is_read_to_the_host_whatever_the_default_device(tmp_path: Path) -> None:
+    state = {"b": torch.arange(3), "none": torch.empty(0, 3)}
+    save_file(state, tmp_path / "theirs.safetensors")
+    with torch.device("meta"):
+        from_safetensors(tmp_path / "theirs.safetensors", tmp_path / "chk")
+    assert same(checkfreq.load(tmp_path / "chk")["model"], state)
+
+
 def test_weights_that_are_tied_in_the_live_model_are_in_the_file_once(tmp_path: Path) -> None:
     theirs = {k: v for k, v in nn.ModuleDict(tied()).state_dict().items() if k != "head.weight"}
     save_file(theirs, tmp_path / "theirs.safetensors")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from checkfreq.config import CFConfig
 from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.cuda import CudaDevice
+from checkfreq.snapshot.device import DriverError
 from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import Copy
 from checkfreq.snapshot.pinning import DevicePinner, PinnedPieces
@@ -20,12 +22,12 @@ from tests.gpu.bench import DEADLINE_S, LARGE, PLACES, Taken, look_at, same_bits
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
-def arena_on_device(*, piece_bytes: int = 1 << 20, state_bytes: int = 40 << 20) -> Arena:
-    """One slot, which a background thread pins."""
+def arena_on_device(device: CudaDevice | None = None) -> Arena:
+    """One slot of 40 MiB, which a background thread pins in pieces of 1 MiB."""
     torch.zeros(1, device="cuda")
     config = CFConfig(num_slots=1, host_memory_limit=1 << 32)
-    arena = Arena(config=config, pinner=DevicePinner(CudaDevice(), piece_bytes=piece_bytes))
-    arena.allocate(state_bytes)
+    arena = Arena(config=config, pinner=DevicePinner(device or CudaDevice(), piece_bytes=1 << 20))
+    arena.allocate(40 << 20)
     return arena
 
 
@@ -98,6 +100,41 @@ def test_a_copy_across_two_pieces_is_refused_or_whole() -> None:
         assert torch.equal(target, source.cpu())
     del target
     arena.close()
+
+
+class HeldDevice(CudaDevice):
+    """Unpins nothing before ``gate`` is open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.gate = threading.Event(), threading.Event()
+
+    def unregister_host(self, address: int) -> DriverError | None:
+        self.begun.set()
+        assert self.gate.wait(DEADLINE_S)
+        return super().unregister_host(address)
+
+
+def test_training_goes_on_while_slots_that_are_too_small_are_unpinned() -> None:
+    device = HeldDevice()
+    arena = arena_on_device(device)
+    small = ready_slot(arena)
+    arena.release(small)
+    arena.allocate(80 << 20)
+    assert device.begun.wait(DEADLINE_S)
+    assert os.fstat(arena.slots[0].fd).st_blocks == 0, "the new one has no memory yet"
+    live = torch.zeros(8, device="cuda")
+    live.add_(1)
+    torch.cuda.synchronize()
+    assert not arena.is_ready()
+    device.gate.set()
+    large = ready_slot(arena)
+    assert small.memory.closed
+    memory = torch.frombuffer(large.memory, dtype=torch.uint8)
+    assert all(memory[at : at + 4096].is_pinned() for at in range(0, large.num_bytes, 1 << 20))
+    del memory
+    arena.close()
+    torch.cuda.synchronize()
 
 
 def test_a_failed_pinning_leaves_no_error_behind(caplog: pytest.LogCaptureFixture) -> None:

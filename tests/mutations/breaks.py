@@ -9,6 +9,7 @@ from __future__ import annotations
 from tests.mutations.edits import ON_FAKE, Break
 from tests.mutations.restores import RESTORES
 
+ARENA = "checkfreq/snapshot/arena.py"
 COPIER = "checkfreq/snapshot/device_copier.py"
 ENGINE = "checkfreq/snapshot/device_engine.py"
 BACKENDS = "checkfreq/snapshot/backends.py"
@@ -385,10 +386,43 @@ CAPTURE = (
     _one(
         "the unpinning thread is not prepared",
         PINNING,
-        "self._device.prepare_thread()\n        problems",
-        "problems",
+        "self._device.prepare_thread()\n        return",
+        "return",
         _PINNED,
         ON_PINNED,
+    ),
+    _one(
+        "slots that are too small are unpinned by the training thread",
+        ARENA,
+        "drop = partial(self._drop, old, self._preparation, truncate=True)",
+        "self._drop(old, self._preparation, truncate=True)\n        drop = None",
+        "test_training_goes_on_while_slots_that_are_too_small_are_unpinned",
+        ON_PINNED,
+    ),
+    _one(
+        "slots that are too small are freed after the new ones have memory",
+        ARENA,
+        "            if self._drop is not None:\n"
+        "                self._drop(hurry=self.hurry)\n"
+        "                self._drop = None\n"
+        "            for slot in self.slots:\n"
+        "                self._fault_in(slot)\n",
+        "            for slot in self.slots:\n"
+        "                self._fault_in(slot)\n"
+        "            if self._drop is not None:\n"
+        "                self._drop(hurry=self.hurry)\n"
+        "                self._drop = None\n"
+        "            for slot in self.slots:\n",
+        "test_training_goes_on_while_slots_that_are_too_small_are_unpinned",
+        ON_PINNED,
+    ),
+    Break(
+        "the driver is not left alone between pieces that are unpinned",
+        PINNING,
+        (("hurry.wait(self._clock() - start_s)", "pass"),),
+        None,
+        ON_PINNED,
+        why="a driver shows it only by how long others wait for it",
     ),
 )
 

@@ -131,6 +131,16 @@ def test_an_odd_tensor_in_a_dict_comes_back_whether_one_is_there_or_not(
 
 
 @odd_tensors
+def test_a_default_device_does_not_matter(make: Callable[[int], Tensor]) -> None:
+    original, live = {"odd": make(1)}, {"odd": make(2)}
+    fresh: dict[str, Any] = {}
+    with torch.device("meta"):
+        for one in (fresh, live):
+            restore(CFCheckpoint(d=one), take(CFCheckpoint(d=original)))
+    assert odd_bits(fresh) == odd_bits(live) == odd_bits(original)
+
+
+@odd_tensors
 def test_an_odd_buffer_is_restored_into_the_live_one(make: Callable[[int], Tensor]) -> None:
     def model(seed: int) -> nn.Module:
         made = nn.Linear(2, 2)

@@ -216,7 +216,7 @@ class Recorded:
         self.fd = -1
         self._calls, self._is_stuck = calls, is_stuck
 
-    def release(self) -> bool:
+    def release(self, *, hurry: threading.Event | None = None) -> bool:
         size = os.fstat(self.fd).st_size if self.fd >= 0 else self.num_bytes
         self._calls.append(f"unpin {self.num_bytes} of {size}")
         return not self._is_stuck
@@ -462,6 +462,22 @@ def test_slack_spares_small_growth_a_new_allocation(tmp_path: Path) -> None:
         manager.step()
         manager.save(wait=True)
         assert manager._pipeline._arena.slots == before
+
+
+def test_a_state_that_outgrows_large_slots_goes_on_in_larger_ones(tmp_path: Path) -> None:
+    run = {"history": torch.arange(5e6)}
+    with managed(tmp_path, CFCheckpoint(run=run), config=config(arena_slack=0.0)) as manager:
+        manager.save(wait=True)
+        before = manager._pipeline._arena.slots
+        for _ in range(2):
+            run["history"] = torch.cat([run["history"], run["history"]])
+            manager.step()
+            manager.save(wait=True)
+        assert all(slot.memory.closed for slot in before)
+    restored: dict[str, torch.Tensor] = {}
+    with managed(tmp_path, CFCheckpoint(run=restored)) as manager:
+        assert manager.restore()
+    assert torch.equal(restored["history"], run["history"])
 
 
 # ---- how much memory there is

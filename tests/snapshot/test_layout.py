@@ -7,7 +7,6 @@ import struct
 
 import pytest
 import torch
-from safetensors.torch import load
 from torch import nn
 
 from checkfreq.snapshot.layout import StateLayout
@@ -17,6 +16,13 @@ from checkfreq.state.collector import CapturedState, TensorRef
 from checkfreq.state.tensors import DTYPE_NAMES
 from checkfreq.types import PAGE_BYTES
 from tests.state.support import bits, take
+
+
+def load(image: bytes | memoryview) -> dict[str, torch.Tensor]:
+    """A file as its own library reads it."""
+    library = pytest.importorskip("safetensors.torch")
+    found: dict[str, torch.Tensor] = library.load(image)
+    return found
 
 
 class Mixed(nn.Module):

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from checkfreq.config import CFConfig
+from checkfreq.errors import ConfigError
 from checkfreq.snapshot.arena import Arena
 from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.node_turns import NodeTurns
@@ -280,11 +281,39 @@ def test_each_piece_and_the_pause_after_it_are_one_turn(
     assert order == ["turn", "pin", "pause", "end", "turn", "pin", "end"]
 
 
+def test_pieces_are_unpinned_in_turns_with_pauses_too(
+    fake: FakeDevice, address: int, tmp_path: Path
+) -> None:
+    order: list[str] = []
+
+    class Noted(NodeTurns):
+        @contextlib.contextmanager
+        def turn(self, hurry: threading.Event) -> Iterator[None]:
+            order.append("turn")
+            yield
+            order.append("end")
+
+    class Pause(Pauses):
+        def wait(self, timeout: float | None = None) -> bool:
+            order.append(f"pause {timeout}")
+            return super().wait(timeout)
+
+    pinner = pinner_of(fake, tmp_path, turns=Noted(), piece_bytes=3 * PAGE_BYTES, clock=Ticks())
+    pieces = pinned(pinner, address)
+    assert pieces is not None
+    order.clear()
+    fake.registrations.before_undo = lambda _: order.append("unpin")
+    assert pieces.release(hurry=Pause())
+    assert order == ["turn", "unpin", "pause 5.0", "end", "turn", "unpin", "end"]
+
+
 def test_in_a_hurry_nothing_is_waited_for(fake: FakeDevice, address: int, tmp_path: Path) -> None:
     with NodeTurns(tmp_path / "lock").turn(Pauses()):
         hurry = threading.Event()
         hurry.set()
-        assert pinned(pinner_of(fake, tmp_path), address, hurry=hurry) is not None
+        pieces = pinned(pinner_of(fake, tmp_path), address, hurry=hurry)
+        assert pieces is not None
+        assert pieces.release()
 
 
 def test_pinning_that_is_stopped_leaves_nothing_behind(
@@ -377,6 +406,152 @@ def test_slots_stay_mapped_when_they_cannot_be_unpinned(
     assert not slots[0].memory.closed
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     arena.close()
+
+
+# ---- slots that the state has outgrown
+
+
+class Outgrown:
+    """Large slots that are pinned, and a driver that unpins them only once ``gate`` is open.
+
+    ``have``: the files of all slots so far, as the worker has them.
+    """
+
+    def __init__(self, fake: FakeDevice, path: Path, *, available_bytes: int = 1 << 40) -> None:
+        self.available_bytes = available_bytes
+        self.arena = Arena(
+            config=CFConfig(num_slots=2, arena_slack=0.0),
+            pinner=pinner_of(fake, path, piece_bytes=4 * MIB),
+            available_bytes=lambda: self.available_bytes,
+        )
+        self.have: list[int] = []
+        self.begun, self.gate = threading.Event(), threading.Event()
+        self.allocate(10 * MIB)
+        assert self.arena.wait_ready(timeout_s=DEADLINE_S)
+        fake.registrations.before_undo = self._held
+
+    def _held(self, _: int) -> None:
+        self.begun.set()
+        assert self.gate.wait(DEADLINE_S)
+
+    def allocate(self, state_bytes: int) -> None:
+        self.arena.allocate(state_bytes)
+        self.have += [os.dup(slot.fd) for slot in self.arena.slots]
+
+    def resident(self) -> list[int]:
+        """Mebibytes that each slot so far has, rounded down."""
+        return [os.fstat(fd).st_blocks * 512 // MIB for fd in self.have]
+
+    def close(self) -> None:
+        self.gate.set()
+        self.arena.close()
+        for fd in self.have:
+            os.close(fd)
+
+
+def test_training_goes_on_while_slots_that_are_too_small_are_unpinned(
+    fake: FakeDevice, tmp_path: Path
+) -> None:
+    outgrown = Outgrown(fake, tmp_path)
+    arena, old = outgrown.arena, outgrown.arena.slots
+    outgrown.allocate(20 * MIB)
+    assert outgrown.begun.wait(DEADLINE_S)
+    assert arena.fits(20 * MIB)
+    assert not arena.is_ready()
+    assert not arena.may_have_room()
+    assert outgrown.resident() == [10, 10, 0, 0]
+    outgrown.gate.set()
+    assert arena.wait_ready(timeout_s=DEADLINE_S)
+    assert all(slot.memory.closed for slot in old)
+    assert outgrown.resident() == [0, 0, 20, 20]
+    assert fake.registrations.num_bytes == sum(slot.num_bytes for slot in arena.slots)
+    outgrown.close()
+    assert fake.registrations.ranges == {}
+
+
+def test_old_slots_are_gone_before_new_ones_get_memory(fake: FakeDevice, tmp_path: Path) -> None:
+    outgrown = Outgrown(fake, tmp_path)
+    outgrown.gate.set()
+    seen: list[list[int]] = []
+    fake.registrations.before = lambda _: seen.append(outgrown.resident()[:2])
+    outgrown.allocate(20 * MIB)
+    assert outgrown.arena.wait_ready(timeout_s=DEADLINE_S)
+    assert seen
+    assert {*map(tuple, seen)} == {(0, 0)}
+    outgrown.close()
+
+
+def test_slots_that_are_outgrown_while_they_replace_others_never_get_memory(
+    fake: FakeDevice, tmp_path: Path
+) -> None:
+    outgrown = Outgrown(fake, tmp_path)
+    outgrown.allocate(20 * MIB)
+    assert outgrown.begun.wait(DEADLINE_S)
+    outgrown.allocate(30 * MIB)
+    outgrown.gate.set()
+    assert outgrown.arena.wait_ready(timeout_s=DEADLINE_S)
+    assert outgrown.resident() == [0, 0, 0, 0, 30, 30]
+    slots = outgrown.arena.slots
+    assert fake.registrations.num_bytes == sum(slot.num_bytes for slot in slots)
+    outgrown.close()
+    assert fake.registrations.ranges == {}
+
+
+def test_old_slots_count_as_memory_for_new_ones(fake: FakeDevice, tmp_path: Path) -> None:
+    outgrown = Outgrown(fake, tmp_path)
+    outgrown.available_bytes = 25 * MIB
+    outgrown.allocate(20 * MIB)
+    assert len(outgrown.arena.slots) == 2
+    outgrown.available_bytes = 5 * MIB  # some of it is being given back
+    outgrown.allocate(21 * MIB)
+    assert len(outgrown.arena.slots) == 2
+    with pytest.raises(ConfigError, match=r"available to this process is 45\.\d MiB"):
+        outgrown.allocate(50 * MIB)
+    assert outgrown.arena.fits(21 * MIB), "they stay"
+    outgrown.close()
+
+
+def test_closing_unpins_slots_that_are_being_replaced(fake: FakeDevice, tmp_path: Path) -> None:
+    outgrown = Outgrown(fake, tmp_path)
+    slots = outgrown.arena.slots
+    outgrown.allocate(20 * MIB)
+    slots += outgrown.arena.slots
+    assert outgrown.begun.wait(DEADLINE_S)
+    closing = threading.Thread(target=outgrown.close)
+    closing.start()
+    closing.join(DEADLINE_S)
+    assert not closing.is_alive()
+    assert all(slot.memory.closed for slot in slots)
+    assert fake.registrations.ranges == {}
+
+
+def test_a_checkpoint_that_must_be_taken_has_old_slots_unpinned_without_pauses(
+    fake: FakeDevice, tmp_path: Path
+) -> None:
+    outgrown = Outgrown(fake, tmp_path)
+    outgrown.gate.set()
+    with NodeTurns(tmp_path / "lock").turn(Pauses()):  # another process has it
+        outgrown.allocate(20 * MIB)
+        assert not outgrown.arena.is_ready()
+        outgrown.arena.hurry()
+        assert outgrown.arena.wait_ready(timeout_s=DEADLINE_S)
+    outgrown.close()
+
+
+def test_large_slots_that_cannot_be_unpinned_stay_and_new_ones_are_made(
+    fake: FakeDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    outgrown = Outgrown(fake, tmp_path)
+    outgrown.gate.set()
+    stays, goes = outgrown.arena.slots
+    fake.registrations.stuck = {stays.address}
+    outgrown.allocate(20 * MIB)
+    assert outgrown.arena.wait_ready(timeout_s=DEADLINE_S)
+    assert not stays.memory.closed
+    assert goes.memory.closed
+    assert outgrown.resident() == [10, 0, 20, 20]
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    outgrown.close()
 
 
 # ---- copies

@@ -50,7 +50,7 @@ class Shot:
 def take(chk: CFCheckpoint, **kwargs: Any) -> Shot:
     captured = capture(chk, **kwargs)
     layout = StateLayout.plan(captured)
-    slot = torch.full((layout.total_bytes,), 0x5A, dtype=torch.uint8)
+    slot = torch.full((layout.total_bytes,), 0x5A, dtype=torch.uint8, device="cpu")
     for i, file in enumerate(layout.files):
         header = torch.frombuffer(bytearray(layout.header(i)), dtype=torch.uint8)
         slot[file.slot_offset : file.slot_offset + file.header_bytes] = header

@@ -118,7 +118,7 @@ class Progress:
         loss = getattr(trainer, "_tr_loss", None)
         return {
             "log": trainer.state.log_history,
-            "loss": torch.zeros(()) if loss is None else loss,
+            "loss": torch.zeros((), device="cpu") if loss is None else loss,
             "flos": trainer.current_flos,
             "seconds": self.seconds_before + time.monotonic() - self._started_s,
         }

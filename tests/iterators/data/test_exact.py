@@ -212,6 +212,7 @@ def _over(sampler: Any) -> Any:
 
 
 def test_samplers_that_begin_elsewhere_in_a_new_process_are_refused() -> None:
+    require_installed("torchdata")
     from torchdata.stateful_dataloader.sampler import RandomSampler as Theirs
     from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
@@ -243,6 +244,7 @@ def test_nodes_that_are_not_exact_are_refused() -> None:
 
 
 def test_random_numbers_in_threads_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    require_installed("torchdata")
     from iterators import ResumableNodeLoader
 
     CFIterator(sources.node(0, 1))
@@ -268,6 +270,7 @@ def test_an_iterable_in_a_node_resumes_from_every_place() -> None:
 
 
 def test_nodes_resume_with_as_many_ranks_as_before() -> None:
+    require_installed("torchdata")
     iterators = [CFIterator(_loader_of_rank(rank)) for rank in range(2)]
     for one in iterators:
         assert len(list(one.steps(2))) == 2

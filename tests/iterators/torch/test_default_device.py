@@ -1,0 +1,92 @@
+"""A default device of the user's changes neither what is served nor what is drawn.
+
+"meta" stands for any: ``torch.set_default_device`` enters the context that is used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SubsetRandomSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from iterators import CFIterator, ResidentDataset
+from iterators.torch.encoding import decode, encode
+from tests.iterators.datasets import Plain
+
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+NUM_SAMPLES = 20
+DATA = Plain(NUM_SAMPLES)
+
+
+class Stream(IterableDataset[int]):
+    """The ids, in order."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(NUM_SAMPLES))
+
+
+def listed(samples: list[int]) -> list[int]:
+    """A ``collate_fn`` that makes no tensor."""
+    return samples
+
+
+def loader(data: Any = DATA, kind: type[DataLoader[Any]] = DataLoader, **settings: Any) -> Any:
+    return kind(data, 3, collate_fn=listed, **settings)
+
+
+LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "shuffled": lambda: loader(shuffle=True),
+    "with workers": lambda: loader(shuffle=True, num_workers=2),
+    "with workers that stay": lambda: loader(num_workers=1, persistent_workers=True),
+    "iterable": lambda: loader(Stream()),
+    "iterable with workers": lambda: loader(Stream(), num_workers=1),
+    "stateful": lambda: loader(shuffle=True, kind=StatefulDataLoader),
+    "drawn": lambda: loader(sampler=RandomSampler(DATA, replacement=True, num_samples=13)),
+    "subset": lambda: loader(sampler=SubsetRandomSampler(range(3, 16))),
+}
+
+
+def served(users: DataLoader[Any]) -> list[list[int]]:
+    """The batches of two epochs."""
+    batches = CFIterator(users, seed=7)
+    return [batch for _ in batches.epochs(2) for batch in batches]
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_batches_and_the_users_numbers_are_the_same(kind: str) -> None:
+    expected = served(LOADERS[kind]())
+    users = LOADERS[kind]()
+    before = torch.get_rng_state()
+    with torch.device("meta"):
+        found = served(users)
+        assert torch.get_default_device().type == "meta"
+    assert found == expected
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_users_dataset_has_the_default_device_in_this_process() -> None:
+    """As in torch's loader."""
+    with torch.device("meta"):
+        (batch,) = CFIterator(DataLoader(Plain(3), 3))
+    assert batch.device.type == "meta"
+
+
+def test_resident_samples_are_where_they_should_be() -> None:
+    with torch.device("meta"):
+        resident = ResidentDataset(DATA, device="cpu", rank=0, world=1)
+        fetch = resident.__getitems__
+        assert fetch is not None
+        batch = resident.collate(fetch([3, 1]))
+    assert batch.tolist() == [3, 1]
+
+
+def test_saved_tensors_are_read_to_the_host() -> None:
+    state = encode({"seen": torch.tensor([1, 2])})
+    with torch.device("meta"):
+        read = decode(state)
+    assert read["seen"].tolist() == [1, 2]
