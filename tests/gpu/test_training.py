@@ -226,13 +226,18 @@ def test_a_scaler_that_skips_steps_is_checkpointed_as_it_is(tmp_path: Path, fuse
 def captured_step(
     model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tensor
 ) -> torch.cuda.CUDAGraph:
-    """A whole iteration as a graph, warmed up on a side stream as the manual asks."""
+    """A whole iteration as a graph."""
 
     def iterate() -> None:
         optimizer.zero_grad(set_to_none=False)
         model(batch).square().mean().backward()
         optimizer.step()
 
+    return captured(iterate)
+
+
+def captured(iterate: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """The call as a graph, after three on a side stream, as the manual asks."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):

@@ -1,0 +1,69 @@
+"""A model under ``torch.compile(mode="reduce-overhead")``: a SIGKILL, same bits.
+
+    python -m tests.gpu.stages.compiled [--dry]
+
+The starts share the kernels that the first one compiles. A dry run captures the graphs, and
+compiles nothing (the backend ``aot_eager``).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.gpu.stages.resuming import (
+    Losses,
+    Stage,
+    begin,
+    claim_same_bits,
+    digests,
+    opened,
+    restore,
+    tick,
+)
+
+_STEPS = 24
+
+
+def main() -> None:
+    """Print a claim for each part of the state, and one that nobody warned of anything."""
+    stage = Stage.of_arguments("compiled")
+    with stage.part("compiled") as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "kernels")
+        context = stage.processes("torch._dynamo.backends.debugging")
+        claim_same_bits(stage, train, folder, kills=(13,), context=context)
+
+
+def train(stage: Stage, directory: str, kill: int) -> dict[str, str]:
+    """Train, or up to the kill. A graph break in the model is an error."""
+    begin()
+    width = 64 if stage.is_dry else 1024
+    bare = nn.Sequential(
+        nn.Linear(width, width), nn.LayerNorm(width), nn.GELU(), nn.Dropout(0.1), nn.Linear(width, 8)
+    ).to(stage.device)
+    how: dict[str, Any] = (
+        {"backend": "aot_eager"} if stage.is_dry else {"mode": "reduce-overhead"}
+    )
+    model = torch.compile(bare, fullgraph=True, **how)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = Losses(_STEPS, stage.device)
+    tracked = {"model": model, "optimizer": optimizer, "losses": losses}
+    with opened(directory, 2, **tracked) as manager:
+        restore(stage, manager, bare)
+        while manager.global_step < _STEPS:
+            tick(manager, kill)
+            torch.compiler.cudagraph_mark_step_begin()
+            loss = model(torch.randn(32, width, device=stage.device)).square().mean()
+            loss.backward()
+            losses.note(manager, loss)
+            manager.weight_update()
+            optimizer.zero_grad()
+            manager.step()
+        return digests(**tracked)
+
+
+if __name__ == "__main__":
+    main()
