@@ -77,9 +77,7 @@ class Trial:
         return [text for start in starts for text in start.warnings]
 
 
-def start(
-    program: Program, chk_dir: Path, *, kill: int = 0, context: Any = FORK_SERVER
-) -> Start:
+def start(program: Program, chk_dir: Path, *, kill: int = 0, context: Any = FORK_SERVER) -> Start:
     """Run ``program`` in a process of its own, until it ends or kills itself."""
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(there, program, str(chk_dir), kill))

@@ -2,13 +2,18 @@
 
     python -m tests.gpu.stages.compiled [--dry]
 
-The starts share the kernels that the first one compiles. A dry run captures the graphs, and
-compiles nothing (the backend ``aot_eager``).
+The starts share the kernels that the first one compiles. Where there is no compiler for what
+launches them, the model's own kernels go into CUDA graphs (the backend ``cudagraphs``); a dry run
+compiles nothing (``aot_eager``).
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import sysconfig
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,19 +39,32 @@ def main() -> None:
     with stage.part("compiled") as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "kernels")
         context = stage.processes("torch._dynamo.backends.debugging")
-        claim_same_bits(stage, train, folder, kills=(13,), context=context)
+        how = _how(stage)
+        program = partial(train, how=how)
+        claim_same_bits(stage, program, folder, kills=(13,), context=context, how=how)
 
 
-def train(stage: Stage, directory: str, kill: int) -> dict[str, str]:
+def _how(stage: Stage) -> dict[str, str]:
+    """The arguments of ``torch.compile``."""
+    if stage.is_dry:
+        return {"backend": "aot_eager"}
+    header = Path(sysconfig.get_paths()["include"], "Python.h")
+    if header.exists() and any(map(shutil.which, ("gcc", "clang", os.environ.get("CC", "cc")))):
+        return {"mode": "reduce-overhead"}
+    return {"backend": "cudagraphs"}
+
+
+def train(stage: Stage, directory: str, kill: int, *, how: dict[str, Any]) -> dict[str, str]:
     """Train, or up to the kill. A graph break in the model is an error."""
     begin()
     width = 64 if stage.is_dry else 1024
     bare = nn.Sequential(
-        nn.Linear(width, width), nn.LayerNorm(width), nn.GELU(), nn.Dropout(0.1), nn.Linear(width, 8)
+        nn.Linear(width, width),
+        nn.LayerNorm(width),
+        nn.GELU(),
+        nn.Dropout(0.1),
+        nn.Linear(width, 8),
     ).to(stage.device)
-    how: dict[str, Any] = (
-        {"backend": "aot_eager"} if stage.is_dry else {"mode": "reduce-overhead"}
-    )
     model = torch.compile(bare, fullgraph=True, **how)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = Losses(_STEPS, stage.device)

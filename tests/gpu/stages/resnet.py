@@ -1,6 +1,6 @@
 """ResNet-50 in channels last and fp16, with a GradScaler and dropout: three SIGKILLs, same bits.
 
-    python -m tests.gpu.stages.resnet [--dry]
+python -m tests.gpu.stages.resnet [--dry]
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ from tests.gpu.stages.resuming import (
 
 _CLASSES, _EPOCHS = 10, 3
 
+try:  # here, so that the server has it
+    _MODELS: Any = import_torchvision().models
+except ImportError:
+    _MODELS = None
+
 
 class Images(Dataset[Any]):
     """Random images [3, size, size] with a class; the same one for the same index."""
@@ -50,7 +55,7 @@ def main() -> None:
             train,
             folder,
             kills=(4, 7, 11) if stage.is_dry else (13, 29, 47),
-            context=stage.processes("torchvision"),
+            context=stage.processes("tests.gpu.stages.resnet"),
             model=_model(stage)[1],
         )
 
@@ -64,6 +69,7 @@ def train(stage: Stage, directory: str, kill: int) -> dict[str, str]:
         batch_size=batch,
         shuffle=True,
         num_workers=workers,
+        multiprocessing_context="fork",  # a server of its own would outlive a killed training
         pin_memory=not stage.is_dry,
     )
     model = _model(stage)[0].to(stage.device, memory_format=torch.channels_last)
@@ -93,16 +99,14 @@ def train(stage: Stage, directory: str, kill: int) -> dict[str, str]:
 
 def _model(stage: Stage) -> tuple[nn.Module, str]:
     """ResNet-50, or a small relative of it; a small network of our own without torchvision."""
-    try:
-        models = import_torchvision().models
-    except ImportError:
+    if _MODELS is None:
         return _own(), "a small network: no torchvision"
     if stage.is_dry:
-        block = models.resnet.Bottleneck
-        model = models.ResNet(block, [1, 1, 1, 1], num_classes=_CLASSES, width_per_group=8)
+        block = _MODELS.resnet.Bottleneck
+        model = _MODELS.ResNet(block, [1, 1, 1, 1], num_classes=_CLASSES, width_per_group=8)
         name = "a small ResNet"
     else:
-        model, name = models.resnet50(num_classes=_CLASSES), "resnet50"
+        model, name = _MODELS.resnet50(num_classes=_CLASSES), "resnet50"
     model.fc = nn.Sequential(nn.Dropout(0.2), model.fc)
     return model, name
 

@@ -83,7 +83,9 @@ class Stage:
         """A part with a folder for its files: what it raises is a failed claim, and no more."""
         began_s = time.monotonic()
         try:
-            with tempfile.TemporaryDirectory(prefix=f"{self.name}-") as folder:
+            with tempfile.TemporaryDirectory(
+                prefix=f"{self.name}-", ignore_cleanup_errors=True
+            ) as folder:
                 yield Path(folder)
         except Exception as error:
             traceback.print_exc()
@@ -122,9 +124,9 @@ def claim_same_bits(
     context: BaseContext,
     **about: Any,
 ) -> Trial:
-    """Train whole, then with SIGKILLs at these updates; a claim for each digest of the end, and two.
+    """Train whole, then with SIGKILLs at these updates; a claim for each digest of the end.
 
-    These are that every killed start was resumed from a checkpoint, and that none logged a
+    Two more are that every killed start was resumed from a checkpoint, and that none logged a
     warning. Raises AssertionError if a start ends in another way than it should.
     """
     trial = tried(partial(program, stage), folder, kills=kills, context=context)

@@ -1,0 +1,176 @@
+"""The interval that AUTO chooses for the state of GPT-2 with 1.5 billion parameters, at 3.5 %.
+
+    python -m tests.gpu.stages.gpt2 [--dry]
+
+Training runs without a manager, then with one, then without again. The overhead is what the
+iterations cost from the second checkpoint on, by events of the device, beside those without a
+manager: for each checkpoint, relative to ``k`` iterations. There are fewer layers where memory or
+disk are too small, or where a checkpoint would take too long to write.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.lab.capacity import shortage
+from benchmarks.lab.events import events
+from benchmarks.lab.language import LANGUAGE_MODELS
+from benchmarks.lab.paired import drain, passed
+from benchmarks.lab.rawio import RawWriter
+from benchmarks.lab.training import Loop
+from tests.gpu.stages.resuming import Stage
+
+BOUND = 0.035
+#: What a measurement of some seconds may be off by.
+_MARGIN = 0.005
+_LAYERS, _WIDTH, _VOCABULARY, _TOKENS = 48, 1600, 50257, 1024
+_ADAMW_BYTES = 12  # of a parameter and its moments
+_ON_DEVICE = 3.0  # state, gradients, what AdamW and the activations take, relative to the state
+_WRITTEN_WITHIN_S = 15.0
+_GIB = 2**30
+
+
+def main() -> None:
+    """Print AUTO's choice, what it is made from, and the overhead."""
+    stage = Stage.of_arguments("gpt2")
+    with stage.part("gpt2") as folder:
+        measure(stage, folder)
+
+
+def measure(stage: Stage, folder: Path) -> None:
+    """A line before training and one after it; a claim unless this is a dry run."""
+    layers, why = _layers(stage, folder)
+    name = f"gpt2-xl of {layers} layers"
+    LANGUAGE_MODELS[name] = LANGUAGE_MODELS["gpt2-xl"] | {"n_layer": layers}
+    batch, tokens = (2, 32) if stage.is_dry else (4, _TOKENS)
+    loop = Loop(name, batch=batch, tokens=tokens, device=stage.device, amp=True, small=stage.is_dry)
+    clock = Clock(loop)
+    num_clean, at_most_s, checkpoints = (8, 20.0, 3) if stage.is_dry else (24, 45.0, 4)
+    clock.iterate(3)  # memory is allocated, kernels are loaded
+    before_s = clock.times(num_clean)
+    manager = loop.manager(folder / "chk", max_overhead=BOUND)
+    trained = clock.begun()
+    try:
+        is_late = passed(at_most_s)
+        while not is_late() and manager.stats()["num_committed"] < checkpoints:
+            clock.iterate()
+            manager.step()
+        drain(clock, manager)
+        stats = manager.stats()
+        committed = events(folder / "chk", "committed")
+        with_s = trained()
+    finally:
+        error = InterruptedError("the measurement is over")
+        manager.__exit__(type(error), error, None)
+    clean_s = statistics.fmean([*before_s, *clock.times(num_clean)])
+    stage.say(
+        model="small" if stage.is_dry else name,
+        reduced=why,
+        gib=stats["state_bytes"] / _GIB,
+        **_figures(stats, committed, with_s, clean_s, has_claim=not stage.is_dry),
+    )
+
+
+def _figures(
+    stats: dict[str, Any],
+    committed: list[dict[str, Any]],
+    with_s: list[float],
+    clean_s: float,
+    *,
+    has_claim: bool,
+) -> dict[str, Any]:
+    """``with_s``: the iterations from step 1 on, the last ones without boundaries."""
+    k = stats["interval_steps"]
+    found = {
+        "k": k,
+        "bound": BOUND,
+        "reason": str(stats["reason"]),
+        "place": stats["place"],
+        "checkpoints": len(committed),
+        "iteration_s": clean_s,
+    }
+    if k is None or len(committed) < 2:
+        return {**found, "ok": False, "why": "AUTO took fewer than two checkpoints in this time"}
+    for name in ("stall_s", "copy_s", "persist_s"):
+        found[name] = statistics.median(one[name] for one in committed)
+    first, counted = committed[1]["step"], len(committed) - 1
+    cost_s = sum(with_s[first:]) - len(with_s[first:]) * clean_s
+    overhead = cost_s / counted / (k * clean_s)
+    claim = {"ok": overhead <= BOUND + _MARGIN} if has_claim else {}
+    return {**found, "cost_s": cost_s / counted, "overhead": overhead, **claim}
+
+
+class Clock:
+    """Iterations of a loop, and when each ended: on the device, by events of its stream."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self._is_device = loop.device.type == "cuda"
+        self._marks: list[Any] = []
+
+    def iterate(self, count: int = 1) -> None:
+        """Train; the host does not wait."""
+        for _ in range(count):
+            self._loop.iterate()
+            self._mark()
+
+    def times(self, count: int) -> list[float]:
+        """Train that many iterations; the seconds of each."""
+        seconds = self.begun()
+        self.iterate(count)
+        return seconds()
+
+    def begun(self) -> Callable[[], list[float]]:
+        """Returns a function: the seconds of each iteration since this call."""
+        self._loop.synchronize()
+        self._marks.clear()
+        self._mark()
+        return self._seconds
+
+    def _mark(self) -> None:
+        if self._is_device:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._marks.append(event)
+        else:
+            self._marks.append(time.perf_counter())
+
+    def _seconds(self) -> list[float]:
+        self._loop.synchronize()
+        pairs = zip(self._marks, self._marks[1:], strict=False)
+        if self._is_device:
+            return [one.elapsed_time(other) / 1e3 for one, other in pairs]
+        return [other - one for one, other in pairs]
+
+
+def _layers(stage: Stage, folder: Path) -> tuple[int, str]:
+    """How many layers this machine takes, and why not all; "" if it takes all."""
+    probe_bytes = (8 << 20) if stage.is_dry else _GIB
+    with RawWriter(folder / "probe", probe_bytes, source_bytes=64 << 20) as writer:
+        bytes_per_s = probe_bytes / writer.once()
+    stage.say(raw_write_gib_per_s=bytes_per_s / _GIB)
+    if stage.is_dry:
+        return _LAYERS, ""
+    why = ""
+    for layers in range(_LAYERS, 0, -4):
+        num_bytes = _state_bytes(layers)
+        too_little = shortage(num_bytes, torch.device("cuda"), folder, on_device=_ON_DEVICE)
+        if too_little is None and num_bytes <= _WRITTEN_WITHIN_S * bytes_per_s:
+            return layers, why
+        why = why or too_little or f"a write would take {num_bytes / bytes_per_s:.0f} s"
+    raise MemoryError(why)
+
+
+def _state_bytes(layers: int) -> int:
+    embedded = (_VOCABULARY + _TOKENS) * _WIDTH
+    return _ADAMW_BYTES * (layers * 12 * _WIDTH**2 + embedded)
+
+
+if __name__ == "__main__":
+    main()
