@@ -27,7 +27,7 @@ from tests.gpu.stages.lines import is_dry, say, scratch
 
 _BOUND = 0.035
 #: Until AUTO has chosen, at most; until the last window begins.
-_WARM_UP_S, _SECONDS = 15.0, 46.0
+_WARM_UP_S, _SECONDS = 15.0, 38.0
 _WINDOW = 24  # iterations
 
 

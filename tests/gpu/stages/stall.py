@@ -31,8 +31,8 @@ from tests.gpu.stages.lines import is_dry, say, scratch
 _GIB = 2**30
 _OTHERS = ("dcp.async_save, thread", "torch.save, synced", "dcp.async_save, process")
 _ROUNDS = 3
-#: No save begins that would not end within this time, as far as its last one tells.
-_SECONDS = 62.0
+#: No save begins that would not end within this time, as far as its last one tells, or others.
+_SECONDS = 55.0
 #: Copies of the state: slots, two stagings, what passes through; on the device; on the disk.
 _COPIES, _ON_DEVICE, _ON_DISK = 5.0, 2.5, 3.5
 _TENSORS = 64
@@ -117,7 +117,8 @@ class Arms:
         for number in range(num_rounds):
             for name, call in list(calls.items()):
                 began_s = time.monotonic()
-                if began_s + self._took_s.get(name, 0.0) > until_s:
+                longest_s = max(self._took_s.values(), default=0.0)
+                if began_s + self._took_s.get(name, longest_s) > until_s:
                     say("left out", arm=name, round=number, why="no time is left")
                     continue
                 try:
