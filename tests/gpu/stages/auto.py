@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -107,4 +106,4 @@ def _finite(limit: float) -> float | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import platform
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -155,4 +154,4 @@ def _rounded(speeds: dict[str, float]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,7 +10,6 @@ of round 0 include what a library does once. Ours has its slots by then, after `
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -159,4 +158,4 @@ class Arms:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

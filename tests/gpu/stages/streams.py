@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -164,7 +163,7 @@ def default_device(folder: Path) -> dict[str, Any]:
                 model(batch.to(DEVICE)).sum().backward()
                 manager.weight_update()
     finally:
-        torch.set_default_device("cpu")
+        torch.set_default_device(None)
     return {"ok": sorted(seen) == images.flatten().tolist()}
 
 
@@ -208,4 +207,4 @@ def growing(folder: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
