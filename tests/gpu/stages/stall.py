@@ -5,6 +5,7 @@ host and device snapshots, DCP's ``async_save`` in a thread and in a process wit
 and ``torch.save``, each synced. ``held_ms``, ``added_ms`` and ``durable_s`` are those of
 benchmarks/compare; ``waited_ms``: how long the device waited for the copy. A line per save: those
 of round 0 include what a library does once. Ours has its slots by then, after ``slots_s``.
+``ratio``: ours divided by the best other's, of the last saves.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -81,6 +83,7 @@ def main() -> None:
             say("slots", slots_s=round(arms.ours.await_slots(), 3))
             num_rounds = 2 if dry else _ROUNDS
             arms.run(num_rounds, until_s=began_s + _SECONDS)
+            arms.compare()
 
 
 def _affordable(gib: float, device: torch.device, folder: Path) -> float:
@@ -104,15 +107,16 @@ class Arms:
         self._recent_s: deque[float] = deque(maxlen=9)
         self._others: dict[str, Saver] = {}
         self._took_s: dict[str, float] = {}
+        self._latest: dict[str, dict[str, float]] = {}
 
     def run(self, num_rounds: int, *, until_s: float) -> None:
         """Every arm once a round, as long as there is time; a library that fails is left out."""
         on_device = next(self._training.model.parameters()).is_cuda
         places = SnapshotPlace if on_device else [SnapshotPlace.HOST]
-        calls: dict[str, Callable[[], dict[str, object]]] = {
-            f"checkfreq, {place.value}": lambda place=place: self._ours(place) for place in places
+        calls: dict[str, Callable[[], dict[str, float]]] = {
+            f"checkfreq, {place.value}": partial(self._ours, place) for place in places
         }
-        calls |= {name: lambda name=name: self._other(name) for name in _OTHERS}
+        calls |= {name: partial(self._other, name) for name in _OTHERS}
         for number in range(num_rounds):
             for name, call in list(calls.items()):
                 began_s = time.monotonic()
@@ -121,7 +125,8 @@ class Arms:
                     say("left out", arm=name, round=number, why="no time is left")
                     continue
                 try:
-                    say("save", arm=name, round=number, **call())
+                    self._latest[name] = call()
+                    say("save", arm=name, round=number, **self._latest[name])
                 except Exception as error:
                     if name not in _OTHERS:
                         raise
@@ -129,7 +134,16 @@ class Arms:
                     del calls[name]
                 self._took_s[name] = time.monotonic() - began_s
 
-    def _ours(self, place: SnapshotPlace) -> dict[str, object]:
+    def compare(self) -> None:
+        """Print how ours compares, as far as there were saves."""
+        others = {name: one for name, one in self._latest.items() if name in _OTHERS}
+        for figure in ("held_ms", "durable_s") if others else ():
+            best = min(others, key=lambda name: others[name][figure])
+            for name in sorted(self._latest.keys() - others.keys()):
+                ratio = self._latest[name][figure] / others[best][figure]
+                say("ratio", arm=name, figure=figure, best_other=best, ratio=round(ratio, 4))
+
+    def _ours(self, place: SnapshotPlace) -> dict[str, float]:
         self.ours.place = place
         waited_s = self.ours.waited_s
         figures = self._saved(self.ours)
@@ -140,7 +154,7 @@ class Arms:
             "ok": self.ours.was_on_device == (place is SnapshotPlace.DEVICE),
         }
 
-    def _other(self, name: str) -> dict[str, object]:
+    def _other(self, name: str) -> dict[str, float]:
         if name not in self._others:
             saver = self._others[name] = PEERS[name].make(self._folder / name, self._training)
             self._stack.callback(saver.close)
@@ -148,13 +162,13 @@ class Arms:
         self._others[name].discard()
         return figures
 
-    def _saved(self, saver: Saver) -> dict[str, object]:
+    def _saved(self, saver: Saver) -> dict[str, float]:
         def change() -> None:
             write_to_all(self._training)
 
         self._recent_s.append(iterate(saver, change, self._work).total_s)
         seconds = sample(saver, change, self._work, clean_iterations=1, recent_s=self._recent_s)
-        return dict(shown(seconds))
+        return shown(seconds)
 
 
 if __name__ == "__main__":
