@@ -58,6 +58,15 @@ def test_lines_are_kept_as_they_come_with_their_stage_and_time(tmp_path: Path) -
     assert all(line["ok"] and line["seconds"] >= 0 for line in ends(lines).values())
 
 
+def test_a_line_may_name_its_stage_itself(tmp_path: Path) -> None:
+    code = 'print(\'{"stage": "other", "at_s": -1, "n": 1}\')'
+    is_good, lines = ran(tmp_path / "lines", stage("a", code))
+    assert is_good
+    (found,) = [line for line in lines if "n" in line]
+    assert found["stage"] == "a"
+    assert found["at_s"] >= 0
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_lines_before_a_kill_of_the_run_are_there(tmp_path: Path, number: int) -> None:
     path = tmp_path / "lines"
