@@ -28,7 +28,7 @@ from tests.patience import slowness
 #: The stages of each part, modules of tests/gpu/stages, and the seconds that each may take.
 PARTS = {
     1: {"machine": 20, "tests": 150, "streams": 45, "resnet": 60, "stall": 78, "auto": 57},
-    2: {"restoring": 50, "fsdp": 45, "graphs": 25, "compiled": 25, "gpt2": 45},
+    2: {"restoring": 35, "fsdp": 35, "graphs": 20, "compiled": 30, "gpt2": 70},
     3: {"breaks": 900},
 }
 #: Seconds for each part in all; what make and this program take before it begins is not counted.

@@ -26,6 +26,7 @@ from tests.gpu.stages.resuming import (
     claim_same_bits,
     digests,
     opened,
+    part,
     restore,
     tick,
 )
@@ -35,8 +36,8 @@ _STEPS = 24
 
 def main() -> None:
     """Print a claim for each part of the state, and one that nobody warned of anything."""
-    stage = Stage.of_arguments("compiled")
-    with stage.part("compiled") as folder:
+    stage = Stage.begin()
+    with part("compiled") as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "kernels")
         context = stage.processes("torch._dynamo.backends.debugging")
         how = _how(stage)

@@ -27,6 +27,7 @@ from tests.gpu.stages.resuming import (
     claim_same_bits,
     digests,
     opened,
+    part,
     restore,
     tick,
 )
@@ -36,10 +37,10 @@ _STEPS = 24
 
 def main() -> None:
     """Print a claim for each part of the state, without offload and with it."""
-    stage = Stage.of_arguments("fsdp")
+    stage = Stage.begin()
     context = stage.processes()
     for offload in (False, True):
-        with stage.part("offload" if offload else "on the device") as folder:
+        with part("offload" if offload else "on the device") as folder:
             program = partial(train, offload=offload)
             claim_same_bits(stage, program, folder, kills=(13,), context=context, offload=offload)
 
@@ -53,7 +54,7 @@ def train(stage: Stage, directory: str, kill: int, *, offload: bool) -> dict[str
     width, layers = (32, 2) if stage.is_dry else (2048, 8)
     model = _sharded(stage, width, layers, offload=offload)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses = Losses(_STEPS, "cpu" if offload else stage.device)
+    losses = Losses(_STEPS, torch.device("cpu") if offload else stage.device)
     with opened(directory, 2, model=model, optimizer=optimizer, losses=losses) as manager:
         restore(stage, manager, model)
         while manager.global_step < _STEPS:
@@ -77,7 +78,7 @@ def _sharded(stage: Stage, width: int, layers: int, *, offload: bool) -> nn.Modu
         nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1)) for _ in range(layers)
     ]
     model = nn.Sequential(*blocks)
-    options: dict[str, Any] = {"mesh": init_device_mesh(stage.device, (1,))}
+    options: dict[str, Any] = {"mesh": init_device_mesh(stage.device.type, (1,))}
     if offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=not stage.is_dry)
     for block in blocks:

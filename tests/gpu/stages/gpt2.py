@@ -24,7 +24,9 @@ from benchmarks.lab.language import LANGUAGE_MODELS
 from benchmarks.lab.paired import drain, passed
 from benchmarks.lab.rawio import RawWriter
 from benchmarks.lab.training import Loop
-from tests.gpu.stages.resuming import Stage
+from checkfreq import CFManager
+from tests.gpu.stages.lines import say
+from tests.gpu.stages.resuming import Stage, part
 
 BOUND = 0.035
 #: What a measurement of some seconds may be off by.
@@ -37,73 +39,70 @@ _GIB = 2**30
 
 
 def main() -> None:
-    """Print AUTO's choice, what it is made from, and the overhead."""
-    stage = Stage.of_arguments("gpt2")
-    with stage.part("gpt2") as folder:
+    """Print each checkpoint, and the interval with its overhead."""
+    stage = Stage.begin()
+    with part("gpt2") as folder:
         measure(stage, folder)
 
 
 def measure(stage: Stage, folder: Path) -> None:
-    """A line before training and one after it; a claim unless this is a dry run."""
+    """A line for each checkpoint as it is durable, and one for the interval."""
     layers, why = _layers(stage, folder)
     name = f"gpt2-xl of {layers} layers"
     LANGUAGE_MODELS[name] = LANGUAGE_MODELS["gpt2-xl"] | {"n_layer": layers}
     batch, tokens = (2, 32) if stage.is_dry else (4, _TOKENS)
     loop = Loop(name, batch=batch, tokens=tokens, device=stage.device, amp=True, small=stage.is_dry)
     clock = Clock(loop)
-    num_clean, at_most_s, checkpoints = (8, 20.0, 3) if stage.is_dry else (24, 45.0, 4)
+    num_clean, at_most_s, checkpoints = (8, 20.0, 3) if stage.is_dry else (16, 35.0, 4)
     clock.iterate(3)  # memory is allocated, kernels are loaded
-    before_s = clock.times(num_clean)
+    clean_s = clock.times(num_clean)
     manager = loop.manager(folder / "chk", max_overhead=BOUND)
-    trained = clock.begun()
     try:
-        is_late = passed(at_most_s)
-        while not is_late() and manager.stats()["num_committed"] < checkpoints:
-            clock.iterate()
-            manager.step()
-        drain(clock, manager)
+        with_s, committed = _trained(clock, manager, folder / "chk", at_most_s, checkpoints)
         stats = manager.stats()
-        committed = events(folder / "chk", "committed")
-        with_s = trained()
     finally:
         error = InterruptedError("the measurement is over")
         manager.__exit__(type(error), error, None)
-    clean_s = statistics.fmean([*before_s, *clock.times(num_clean)])
-    stage.say(
-        model="small" if stage.is_dry else name,
-        reduced=why,
-        gib=stats["state_bytes"] / _GIB,
-        **_figures(stats, committed, with_s, clean_s, has_claim=not stage.is_dry),
-    )
-
-
-def _figures(
-    stats: dict[str, Any],
-    committed: list[dict[str, Any]],
-    with_s: list[float],
-    clean_s: float,
-    *,
-    has_claim: bool,
-) -> dict[str, Any]:
-    """``with_s``: the iterations from step 1 on, the last ones without boundaries."""
-    k = stats["interval_steps"]
-    found = {
-        "k": k,
-        "bound": BOUND,
-        "reason": str(stats["reason"]),
-        "place": stats["place"],
-        "checkpoints": len(committed),
-        "iteration_s": clean_s,
+    clean_s += clock.times(num_clean)
+    about = {
+        "model": "a small GPT-2" if stage.is_dry else name,
+        "why_not_more": why,
+        "gib": round(stats["state_bytes"] / _GIB, 3),
+        **{name: stats[name] for name in ("place", "reason")},
+        "k": stats["interval_steps"],
     }
-    if k is None or len(committed) < 2:
-        return {**found, "ok": False, "why": "AUTO took fewer than two checkpoints in this time"}
-    for name in ("stall_s", "copy_s", "persist_s"):
-        found[name] = statistics.median(one[name] for one in committed)
-    first, counted = committed[1]["step"], len(committed) - 1
-    cost_s = sum(with_s[first:]) - len(with_s[first:]) * clean_s
-    overhead = cost_s / counted / (k * clean_s)
-    claim = {"ok": overhead <= BOUND + _MARGIN} if has_claim else {}
-    return {**found, "cost_s": cost_s / counted, "overhead": overhead, **claim}
+    if about["k"] is None or len(committed) < 2:
+        say("interval", **about, ok=False, why="there were too few checkpoints in this time")
+        return
+    iteration_s = statistics.fmean(clean_s)
+    since_s = with_s[committed[1]["step"] :]
+    cost_s = (sum(since_s) - len(since_s) * iteration_s) / (len(committed) - 1)
+    overhead = cost_s / (about["k"] * iteration_s)
+    figures = {"iteration_s": iteration_s, "cost_s": cost_s, "overhead": overhead}
+    about |= {name: round(value, 5) for name, value in figures.items()}
+    say("interval", **about, bound=BOUND, ok=stage.is_dry or overhead <= BOUND + _MARGIN)
+
+
+def _trained(
+    clock: Clock, manager: CFManager, chk_dir: Path, at_most_s: float, checkpoints: int
+) -> tuple[list[float], list[dict[str, Any]]]:
+    """The seconds of each iteration from step 1 on, the last without boundaries; the commits."""
+    is_late, seconds, num_said = passed(at_most_s), clock.begun(), 0
+    committed: list[dict[str, Any]] = []
+    while not is_late() and len(committed) < checkpoints:
+        clock.iterate()
+        manager.step()
+        if manager.stats()["num_committed"] > num_said:
+            num_said += 1
+            committed = events(chk_dir, "committed")
+            _tell(manager, committed[-1])
+    drain(clock, manager)
+    return seconds(), events(chk_dir, "committed")
+
+
+def _tell(manager: CFManager, commit: dict[str, Any]) -> None:
+    figures = {name: round(commit[name], 5) for name in ("stall_s", "copy_s", "persist_s")}
+    say("checkpoint", step=commit["step"], **figures, k=manager.stats()["interval_steps"])
 
 
 class Clock:
@@ -154,7 +153,7 @@ def _layers(stage: Stage, folder: Path) -> tuple[int, str]:
     probe_bytes = (8 << 20) if stage.is_dry else _GIB
     with RawWriter(folder / "probe", probe_bytes, source_bytes=64 << 20) as writer:
         bytes_per_s = probe_bytes / writer.once()
-    stage.say(raw_write_gib_per_s=bytes_per_s / _GIB)
+    say("disk", raw_write_gib_per_s=round(bytes_per_s / _GIB, 3))
     if stage.is_dry:
         return _LAYERS, ""
     why = ""

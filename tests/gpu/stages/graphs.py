@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 import checkfreq
+from tests.gpu.stages.lines import say, synchronize
 from tests.gpu.stages.resuming import (
     UNDISTURBED,
     Losses,
@@ -24,6 +25,7 @@ from tests.gpu.stages.resuming import (
     claim_same_bits,
     digests,
     opened,
+    part,
     restore,
     tick,
 )
@@ -36,13 +38,13 @@ _BEHIND = 20_000_000
 
 def main() -> None:
     """Print a claim for each part of the state, and one for all checkpoints."""
-    stage = Stage.of_arguments("graphs")
-    with stage.part("graphs") as folder:
+    stage = Stage.begin()
+    with part("graphs") as folder:
         trial = claim_same_bits(stage, train, folder, kills=(23, 41), context=stage.processes())
-        claim_checkpoints(stage, folder / "killed", trial.whole.result["boundaries"])
+        claim_checkpoints(folder / "killed", trial.whole.result["boundaries"])
 
 
-def claim_checkpoints(stage: Stage, chk_dir: Path, boundaries: list[str]) -> None:
+def claim_checkpoints(chk_dir: Path, boundaries: list[str]) -> None:
     """None is torn: each has the digest of its boundary; the first of these is that of step 1."""
     steps = sorted(int(path.name[5:]) for path in chk_dir.glob("step-*"))
     torn = [
@@ -50,7 +52,7 @@ def claim_checkpoints(stage: Stage, chk_dir: Path, boundaries: list[str]) -> Non
         for step in steps
         if digest_of(checkfreq.load(chk_dir, step=step)) != boundaries[step - 1]
     ]
-    stage.say(what="checkpoints", steps=steps, torn=torn, ok=len(steps) > 2 and not torn)
+    say("checkpoints", steps=steps, torn=torn, ok=len(steps) > 2 and not torn)
 
 
 def train(stage: Stage, directory: str, kill: int) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def train(stage: Stage, directory: str, kill: int) -> dict[str, Any]:
     boundaries = []
     with opened(directory, 1, keep=_STEPS, **tracked) as manager:
         restore(stage, manager, model)
-        _synchronize(stage)
+        synchronize(stage.device)
         while manager.global_step < _STEPS:
             tick(manager, kill)
             with _on(side), manager.updating():
@@ -84,9 +86,9 @@ def train(stage: Stage, directory: str, kill: int) -> dict[str, Any]:
                 losses.note(manager, latest)
             manager.step()
             if Path(directory).name == UNDISTURBED:
-                _synchronize(stage)
+                synchronize(stage.device)
                 boundaries.append(digest_of({name: tracked[name].state_dict() for name in tracked}))
-        _synchronize(stage)
+        synchronize(stage.device)
         found: dict[str, Any] = digests(**tracked)
     return found | {"boundaries": boundaries} if boundaries else found
 
@@ -106,11 +108,6 @@ def _made(stage: Stage) -> tuple[nn.Module, torch.Tensor]:
 
 def _on(side: torch.cuda.Stream | None) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if side is None else torch.cuda.stream(side)
-
-
-def _synchronize(stage: Stage) -> None:
-    if not stage.is_dry:
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

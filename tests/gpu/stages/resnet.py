@@ -20,6 +20,7 @@ from tests.gpu.stages.resuming import (
     claim_same_bits,
     digests,
     opened,
+    part,
     restore,
     tick,
 )
@@ -48,8 +49,8 @@ class Images(Dataset[Any]):
 
 def main() -> None:
     """Print a claim for each part of the state."""
-    stage = Stage.of_arguments("resnet")
-    with stage.part("resnet") as folder:
+    stage = Stage.begin()
+    with part("resnet") as folder:
         claim_same_bits(
             stage,
             train,
@@ -75,7 +76,7 @@ def train(stage: Stage, directory: str, kill: int) -> dict[str, str]:
     model = _model(stage)[0].to(stage.device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     # Grows soon, from a scale at which gradients overflow: some updates are skipped.
-    scaler = torch.amp.GradScaler(stage.device, init_scale=2.0**24, growth_interval=4)
+    scaler = torch.amp.GradScaler(stage.device.type, init_scale=2.0**24, growth_interval=4)
     losses = Losses(_EPOCHS * len(data), stage.device)
     tracked = {"model": model, "optimizer": optimizer, "scaler": scaler, "losses": losses}
     with opened(directory, 3, **tracked) as manager:
@@ -87,7 +88,7 @@ def train(stage: Stage, directory: str, kill: int) -> dict[str, str]:
                 images = images.to(
                     stage.device, memory_format=torch.channels_last, non_blocking=True
                 )
-                with torch.autocast(stage.device, dtype=torch.float16):
+                with torch.autocast(stage.device.type, dtype=torch.float16):
                     scores = model(images)
                     loss = nn.functional.cross_entropy(scores, classes.to(stage.device))
                 scaler.scale(loss).backward()

@@ -23,7 +23,8 @@ from benchmarks.lab.rawio import drop_from_cache
 from benchmarks.lab.saver import Training
 from benchmarks.restore.arms import Managed, leave_in_memory
 from benchmarks.restore.child import State, live_training, random_training, read_raw
-from tests.gpu.stages.resuming import Stage
+from tests.gpu.stages.lines import say, synchronize
+from tests.gpu.stages.resuming import Stage, part
 from tests.silence.training import start
 
 _GIB = 2**30
@@ -32,18 +33,18 @@ _NUM_TENSORS = 64
 
 def main() -> None:
     """Print the speed of each restore beside that of a raw read, and whether the bits are equal."""
-    stage = Stage.of_arguments("restoring")
+    stage = Stage.begin()
     context = stage.processes("benchmarks.restore.child")
     gib = 1 / 32 if stage.is_dry else 8.0
-    with stage.part("restoring") as folder:
-        state = State(int(gib * _GIB), _NUM_TENSORS, stage.device)
+    with part("restoring") as folder:
+        state = State(int(gib * _GIB), _NUM_TENSORS, stage.device.type)
         chk_dir = folder / "chk"
         left = start(partial(leave, state), chk_dir, context=context)
         assert left.exit_code == -signal.SIGKILL, left.error or "it was not killed"
         for source in ("memory", "disk"):
             began = start(partial(restore, state, source), chk_dir, context=context)
             assert began.exit_code == 0, began.error
-            stage.say(source=source, gib=gib, **began.result)
+            say("restore", source=source, gib=gib, **began.result)
 
 
 def leave(state: State, directory: str, kill: int) -> None:
@@ -57,19 +58,25 @@ def restore(state: State, source: str, directory: str, kill: int) -> dict[str, A
     figures: dict[str, Any] = {}
     if source == "disk":
         raw_s = _raw_read_s(Path(directory))
-        figures |= {"raw_read_s": raw_s, "raw_read_gib_per_s": state.num_bytes / _GIB / raw_s}
+        figures |= _speed(state, raw_s, "raw_read_")
     live = live_training(state)
     kept_s = 60.0 if source == "memory" else 0.0
     reader = Managed(live, Path(directory), is_short=True, kept_s=kept_s)
     drop_from_cache(path for path in Path(directory).rglob("*") if path.is_file())
-    _synchronize(state)
+    synchronize(torch.device(state.device))
     began_s = time.perf_counter()
     reader.load(Path(directory))
-    _synchronize(state)
-    restore_s = time.perf_counter() - began_s
-    figures |= {"restore_s": restore_s, "gib_per_s": state.num_bytes / _GIB / restore_s}
+    synchronize(torch.device(state.device))
+    figures |= _speed(state, time.perf_counter() - began_s, "restore_")
     reader.close()
     return {**figures, "ok": _are_equal(live, random_training(state))}
+
+
+def _speed(state: State, seconds: float, of: str) -> dict[str, float]:
+    return {
+        f"{of}s": round(seconds, 4),
+        f"{of}gib_per_s": round(state.num_bytes / _GIB / seconds, 3),
+    }
 
 
 def _raw_read_s(folder: Path) -> float:
@@ -91,11 +98,6 @@ def _tensors(training: Training) -> list[torch.Tensor]:
     parts = list(training.model.parameters())
     moments = (value for part in parts for value in training.optimizer.state[part].values())
     return [*(part.detach() for part in parts), *moments]
-
-
-def _synchronize(state: State) -> None:
-    if state.device != "cpu":
-        torch.cuda.synchronize()
 
 
 if __name__ == "__main__":

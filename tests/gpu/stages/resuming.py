@@ -1,23 +1,19 @@
-"""What the stages share that kill a training: JSON lines, its starts, and claims about its bits.
+"""What the stages share that kill a training: its starts, and claims about its bits.
 
-A line with ``ok`` is a claim. Each start is a process forked from a server that has imported torch
-and has not touched the device. A program of a stage is ``train(stage, directory, kill)``: it
-returns digests by name, and calls `tick` at the top of each iteration.
+Each start is a process forked from a server that has imported torch and has not touched the device.
+A program is ``train(stage, directory, kill)``: it returns digests by name, and calls `tick` at the
+top of each iteration. With ``--spoil`` a start changes what it restored, so that claims must fail.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
 import multiprocessing
 import os
 import random
 import re
 import signal
 import sys
-import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +29,7 @@ from torch import nn
 from checkfreq import CFCheckpoint, CFConfig, CFManager, KeepLast
 from iterators.testing import digest
 from tests.fork_server import FORK_SERVER
+from tests.gpu.stages.lines import is_dry, say, scratch
 from tests.gpu.test_training import manager_of
 from tests.silence.training import Trial, tried
 
@@ -44,54 +41,22 @@ _RESTORED = re.compile(r"restored step (\d+)( from memory)?")
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage and how it runs: ``is_dry`` on the CPU, and small.
+    """How a stage runs, which its starts are told."""
 
-    ``is_spoiled``: what is restored is changed by one element, so that claims must fail.
-    """
-
-    name: str
     is_dry: bool
-    is_spoiled: bool = False
+    is_spoiled: bool
 
     @classmethod
-    def of_arguments(cls, name: str) -> Stage:
-        """From the command line; dry where there is no GPU. Says which device it is."""
-        parser = argparse.ArgumentParser(prog=f"python -m tests.gpu.stages.{name}")
-        parser.add_argument("--dry", action="store_true", help="on the CPU, with small sizes")
-        parser.add_argument("--spoil", action="store_true", help=argparse.SUPPRESS)
-        args = parser.parse_args()
-        stage = cls(name, args.dry or not torch.cuda.is_available(), args.spoil)
-        about = "cpu" if stage.is_dry else torch.cuda.get_device_name()
-        stage.say(device=about, torch=torch.__version__, is_dry=stage.is_dry)
+    def begin(cls) -> Stage:
+        """As the command line says; tells which device it is."""
+        stage = cls(is_dry(), "--spoil" in sys.argv)
+        say("device", name="cpu" if stage.is_dry else torch.cuda.get_device_name())
         return stage
 
     @property
-    def device(self) -> str:
+    def device(self) -> torch.device:
         """Where it trains."""
-        return "cpu" if self.is_dry else "cuda"
-
-    def say(self, **figures: Any) -> None:
-        """Print a line; floats with five significant digits."""
-        shown = {
-            name: float(f"{value:.5g}") if isinstance(value, float) else value
-            for name, value in figures.items()
-        }
-        print(json.dumps({"stage": self.name, **shown}), flush=True)
-
-    @contextlib.contextmanager
-    def part(self, name: str) -> Iterator[Path]:
-        """A part with a folder for its files: what it raises is a failed claim, and no more."""
-        began_s = time.monotonic()
-        try:
-            with tempfile.TemporaryDirectory(
-                prefix=f"{self.name}-", ignore_cleanup_errors=True
-            ) as folder:
-                yield Path(folder)
-        except Exception as error:
-            traceback.print_exc()
-            why = (str(error).strip().splitlines() or [""])[-1]
-            self.say(part=name, ok=False, why=f"{type(error).__name__}: {why[:300]}")
-        self.say(part=name, took_s=time.monotonic() - began_s)
+        return torch.device("cpu" if self.is_dry else "cuda")
 
     def processes(self, *imported: str) -> BaseContext:
         """Where its starts come from: the server, or new interpreters if it has spoilt the device.
@@ -107,9 +72,21 @@ class Stage:
             probe.start()
             probe.join()
             if probe.exitcode != 0:
-                self.say(note="a forked process cannot use the device: each start imports torch")
+                say("processes", note="a fork cannot use the device: each start imports torch")
                 return multiprocessing.get_context("spawn")
         return FORK_SERVER
+
+
+@contextlib.contextmanager
+def part(name: str) -> Iterator[Path]:
+    """A part of a stage, with a folder: what it raises is a failed claim, and no more."""
+    try:
+        with scratch() as folder:
+            yield Path(folder)
+    except Exception as error:
+        traceback.print_exc()
+        why = (str(error).strip().splitlines() or [""])[-1]
+        say(name, ok=False, why=f"{type(error).__name__}: {why[:300]}")
 
 
 Program = Callable[[Stage, str, int], dict[str, Any]]
@@ -132,15 +109,15 @@ def claim_same_bits(
     trial = tried(partial(program, stage), folder, kills=kills, context=context)
     for what, found in trial.resumed.result.items():
         expected = trial.whole.result[what]
-        stage.say(**about, what=what, digest=found, expected=expected, ok=found == expected)
+        say(what, **about, digest=found, expected=expected, ok=found == expected)
     restored = [
         match[0]
         for start in (*trial.killed, trial.resumed)
         if (match := _RESTORED.search("\n".join(start.infos)))
     ]
-    stage.say(**about, what="restarts", restored=restored, ok=len(restored) == len(kills))
+    say("restarts", **about, restored=restored, ok=len(restored) == len(kills))
     warnings = trial.warnings
-    stage.say(**about, what="warnings", warnings=warnings, ok=not warnings)
+    say("warnings", **about, warnings=warnings, ok=not warnings)
     return trial
 
 
@@ -188,7 +165,7 @@ class Losses(nn.Module):
 
     values: torch.Tensor
 
-    def __init__(self, num_steps: int, device: str) -> None:
+    def __init__(self, num_steps: int, device: torch.device) -> None:
         super().__init__()
         self.register_buffer("values", torch.zeros(num_steps, device=device))
 
