@@ -42,7 +42,7 @@ def main() -> None:
         context = stage.processes("torch._dynamo.backends.debugging")
         how = _how(stage)
         program = partial(train, how=how)
-        claim_same_bits(stage, program, folder, kills=(13,), context=context, how=how)
+        claim_same_bits(stage, program, folder, kills=(13,), context=context, **how)
 
 
 def _how(stage: Stage) -> dict[str, str]:

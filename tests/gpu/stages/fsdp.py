@@ -40,9 +40,10 @@ def main() -> None:
     stage = Stage.begin()
     context = stage.processes()
     for offload in (False, True):
-        with part("offload" if offload else "on the device") as folder:
+        place = "host" if offload else "device"
+        with part(f"state on the {place}") as folder:
             program = partial(train, offload=offload)
-            claim_same_bits(stage, program, folder, kills=(13,), context=context, offload=offload)
+            claim_same_bits(stage, program, folder, kills=(13,), context=context, place=place)
 
 
 def train(stage: Stage, directory: str, kill: int, *, offload: bool) -> dict[str, str]:

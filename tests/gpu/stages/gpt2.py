@@ -2,10 +2,10 @@
 
     python -m tests.gpu.stages.gpt2 [--dry]
 
-Training runs without a manager, then with one, then without again. The overhead is what the
-iterations cost from the second checkpoint on, by events of the device, beside those without a
-manager: for each checkpoint, relative to ``k`` iterations. There are fewer layers where memory or
-disk are too small, or where a checkpoint would take too long to write.
+The overhead is what the second checkpoint and those after it cost the iterations that they touched,
+by events of the device, relative to ``k`` iterations that none touched: those between checkpoints,
+and some without a manager at the end. There are fewer layers where memory or disk are too small, or
+where a checkpoint would take too long to write.
 """
 
 from __future__ import annotations
@@ -53,17 +53,16 @@ def measure(stage: Stage, folder: Path) -> None:
     batch, tokens = (2, 32) if stage.is_dry else (4, _TOKENS)
     loop = Loop(name, batch=batch, tokens=tokens, device=stage.device, amp=True, small=stage.is_dry)
     clock = Clock(loop)
-    num_clean, at_most_s, checkpoints = (8, 20.0, 3) if stage.is_dry else (16, 35.0, 4)
+    at_most_s, checkpoints, num_after = (20.0, 3, 8) if stage.is_dry else (35.0, 4, 16)
     clock.iterate(3)  # memory is allocated, kernels are loaded
-    clean_s = clock.times(num_clean)
     manager = loop.manager(folder / "chk", max_overhead=BOUND)
     try:
-        with_s, committed = _trained(clock, manager, folder / "chk", at_most_s, checkpoints)
-        stats = manager.stats()
+        trained = _trained(clock, manager, folder / "chk", at_most_s, checkpoints)
+        stats, committed = manager.stats(), events(folder / "chk", "committed")
     finally:
         error = InterruptedError("the measurement is over")
         manager.__exit__(type(error), error, None)
-    clean_s += clock.times(num_clean)
+    after_s = clock.times(num_after)
     about = {
         "model": "a small GPT-2" if stage.is_dry else name,
         "why_not_more": why,
@@ -74,9 +73,10 @@ def measure(stage: Stage, folder: Path) -> None:
     if about["k"] is None or len(committed) < 2:
         say("interval", **about, ok=False, why="there were too few checkpoints in this time")
         return
-    iteration_s = statistics.fmean(clean_s)
-    since_s = with_s[committed[1]["step"] :]
-    cost_s = (sum(since_s) - len(since_s) * iteration_s) / (len(committed) - 1)
+    clean_s = [one for one, touched in trained[committed[0]["at_step"] :] if not touched]
+    iteration_s = statistics.fmean([*clean_s, *after_s])
+    later = [one - iteration_s for one, touched in trained[committed[1]["step"] :] if touched]
+    cost_s = sum(later) / (len(committed) - 1)
     overhead = cost_s / (about["k"] * iteration_s)
     figures = {"iteration_s": iteration_s, "cost_s": cost_s, "overhead": overhead}
     about |= {name: round(value, 5) for name, value in figures.items()}
@@ -85,19 +85,24 @@ def measure(stage: Stage, folder: Path) -> None:
 
 def _trained(
     clock: Clock, manager: CFManager, chk_dir: Path, at_most_s: float, checkpoints: int
-) -> tuple[list[float], list[dict[str, Any]]]:
-    """The seconds of each iteration from step 1 on, the last without boundaries; the commits."""
+) -> list[tuple[float, bool]]:
+    """The seconds of each iteration from step 1 on, and whether a checkpoint touched it.
+
+    Those are all from its boundary until two after it was durable; the last ones are without
+    boundaries.
+    """
     is_late, seconds, num_said = passed(at_most_s), clock.begun(), 0
-    committed: list[dict[str, Any]] = []
-    while not is_late() and len(committed) < checkpoints:
+    in_flight: list[bool] = []
+    while not is_late() and num_said < checkpoints:
+        in_flight.append(manager.stats()["num_in_flight"] > 0)
         clock.iterate()
         manager.step()
         if manager.stats()["num_committed"] > num_said:
             num_said += 1
-            committed = events(chk_dir, "committed")
-            _tell(manager, committed[-1])
-    drain(clock, manager)
-    return seconds(), events(chk_dir, "committed")
+            _tell(manager, events(chk_dir, "committed")[-1])
+    in_flight += [True] * drain(clock, manager)
+    touched = [any(in_flight[max(0, at - 2) : at + 1]) for at in range(len(in_flight))]
+    return list(zip(seconds(), touched, strict=True))
 
 
 def _tell(manager: CFManager, commit: dict[str, Any]) -> None:
