@@ -421,8 +421,13 @@ def assert_checkpoints(chk_dir: Path, expected: list[str]) -> int:
 
 def digest_of(state: dict[str, Any]) -> str:
     """Of model and optimizer, every bit."""
-    bits = bits_of({name: state[name] for name in ("model", "optimizer")})
-    return hashlib.sha256(repr(sorted(bits.items())).encode()).hexdigest()
+    hashed = hashlib.sha256()
+    for name, bits in sorted(
+        bits_of({name: state[name] for name in ("model", "optimizer")}).items()
+    ):
+        hashed.update(f"{name} {len(bits)} ".encode())
+        hashed.update(bits)
+    return hashed.hexdigest()
 
 
 def run_child(chk_dir: Path, name: str, *options: str, kill_after: int | None = None) -> list[str]:

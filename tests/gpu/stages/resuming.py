@@ -61,8 +61,9 @@ class Stage:
     def processes(self, *imported: str) -> BaseContext:
         """Where its starts come from: the server, or new interpreters if it has spoilt the device.
 
-        ``imported``: what the server shall import besides. No import may ask the driver anything,
-        since no process may that forks: torch's own question is put to NVML.
+        The server imports ``imported`` besides. Nothing that it imports may initialise the driver,
+        which a fork could not use then. torch does so when it asks for a device, which it does in
+        some imports; it is told to ask NVML instead.
         """
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
