@@ -8,9 +8,9 @@ GPU_NEEDS := torch, numpy, xxhash, pytest, hypothesis
 # More than two cores: tests wait for processes, disks and deadlines half of their time.
 JOBS ?= 3
 ONLY ?=
-# Of the GPU proof; LINES is the file that every line is appended to, PROOF are more options.
+# Of the GPU proof; TO is the file that every line is appended to, PROOF are more options.
 PART ?= 1
-LINES ?= build/gpu-proof.jsonl
+TO ?= build/gpu-proof.jsonl
 PROOF ?=
 # Where make compat keeps its environments, some gigabytes each; which pairs (all six).
 COMPAT ?= build/compat
@@ -70,7 +70,7 @@ bench: $(VENV)/.peers ## the suite on the CPU (about 20 minutes); appends to ben
 gpu-proof: ## what only a GPU can show: PART=1 (7 minutes), 2 (3 minutes) or 3; uses PYTHON as it is where that has PyTorch
 	@py=$(PYTHON); if ! $$py -c 'import $(GPU_NEEDS)' 2>/dev/null; then \
 	  $(MAKE) $(VENV)/.dev; py=$(PY); fi; set -ex; \
-	PYTHONPATH=. $$py -m tests.gpu --part $(PART) --out '$(LINES)' $(PROOF)
+	PYTHONPATH=. $$py -m tests.gpu --part $(PART) --out '$(TO)' $(PROOF)
 
 # An S3 server for tests/s3, in an environment of its own; without it, they skip with a reason.
 servers: .venv-servers/.ready ## the servers that tests start, in .venv-servers

@@ -95,7 +95,8 @@ def _alike(lines: Iterable[Line]) -> list[list[Line]]:
     known: dict[object, list[Line]] = {}
     for line in lines:
         row = {name: value for name, value in line.items() if name not in _OF_EVERY_LINE}
-        kind, fields = row.get("what", ""), tuple(row)
+        fields = tuple(row)
+        kind = row.get("what", fields)
         if kind not in known and fields not in known:
             tables.append([])
         rows = known.get(kind) or known.get(fields) or tables[-1]
@@ -110,7 +111,7 @@ def _of_tests(lines: Sequence[Line]) -> Iterator[str]:
         return
     counts = Counter(line["outcome"] for line in ends.values())
     reasons = Counter(line["why"] for line in ends.values() if line["outcome"] == "skipped")
-    yield ", ".join(f"{num} tests {outcome}" for outcome, num in counts.items()) + "\n"
+    yield "Tests: " + ", ".join(f"{num} {outcome}" for outcome, num in counts.items()) + "\n"
     listed = [f"- skipped, {num}: {why}" for why, num in reasons.items()]
     for name, line in ends.items():
         if line["outcome"] in ("failed", "started"):
@@ -120,22 +121,28 @@ def _of_tests(lines: Sequence[Line]) -> Iterator[str]:
 
 
 def _table(rows: Iterable[Line]) -> Iterator[str]:
-    """A table with every column that a row has; without those, a line per row has ``-``."""
+    """A table with every column that a row has; ``-`` where another row lacks it."""
     rows = list(rows)
     columns = list(dict.fromkeys(name for row in rows for name in row))
     yield f"| {' | '.join(columns)} |"
     yield "|---" * len(columns) + "|"
     for row in rows:
-        yield f"| {' | '.join(_cell(row.get(name)) for name in columns)} |"
+        cells = [_claim(row) if name == "ok" else _cell(row.get(name)) for name in columns]
+        yield f"| {' | '.join(cells)} |"
     yield ""
+
+
+def _claim(row: Line) -> str:
+    """Whether it holds, in bold if not."""
+    return "**no**" if row.get("ok") is False else _cell(row.get("ok"))
 
 
 def _cell(value: Any) -> str:
     match value:
-        case None:
+        case None | "" | []:
             return "-"
         case bool():
-            return "yes" if value else "**no**"
+            return "yes" if value else "no"
         case float():
             return f"{value:.4g}"
         case list():

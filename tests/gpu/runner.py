@@ -75,24 +75,29 @@ class Lines:
 
 
 class _Output:
-    """What a stage prints: its lines are passed on, the last of everything else is kept."""
+    """What a stage prints: its lines are passed on, the last of all else on each stream is kept."""
 
     def __init__(self, name: str, process: subprocess.Popen[str], lines: Lines) -> None:
         self.num_wrong = 0
-        self.last = deque[str](maxlen=_KEPT_LINES)
         self._name, self._lines = name, lines
+        self._kept = [deque[str](maxlen=_KEPT_LINES) for _ in range(2)]
+        streams = zip((process.stdout, process.stderr), self._kept, strict=True)
         self._readers = [
-            threading.Thread(target=self._read, args=(output,), daemon=True)
-            for output in (process.stdout, process.stderr)
+            threading.Thread(target=self._read, args=each, daemon=True) for each in streams
         ]
         for reader in self._readers:
             reader.start()
 
-    def _read(self, output: IO[str]) -> None:
+    @property
+    def last(self) -> list[str]:
+        """What was kept, of standard output first."""
+        return [line for kept in self._kept for line in kept]
+
+    def _read(self, output: IO[str], kept: deque[str]) -> None:
         with output:
             for text in output:
                 if (line := as_line(text)) is None:
-                    self.last.append(text.rstrip())
+                    kept.append(text.rstrip())
                     print(text, end="", file=sys.stderr, flush=True)
                 else:
                     self.num_wrong += line.get("ok") is False
@@ -137,7 +142,7 @@ def _run_or_skip(stage: Stage, lines: Lines, left_s: float) -> bool:
     output.wait()
     if not problem and output.num_wrong:
         problem = f"{output.num_wrong} of its lines are not as they should be"
-    about = {"problem": problem, "output": list(output.last)} if problem else {}
+    about = {"problem": problem, "output": output.last} if problem else {}
     seconds = round(lines.at_s - began_s, 2)
     lines.add(stage.name, event="ends", ok=not problem, seconds=seconds, **about)
     return not problem

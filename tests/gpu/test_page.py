@@ -29,7 +29,9 @@ def test_the_page_has_every_figure_and_claim() -> None:
         good("machine"),
         line("stall", what="save", arm="ours", held_ms=0.123456, ok=True),
         line("stall", what="save", arm="theirs", held_ms=None, durable_s=[1, 2.0]),
-        line("stall", what="claim", ok=True),
+        line("stall", what="claim", is_dry=False, ok=False),
+        line("stall", what="other claim", is_dry=False, ok=True),
+        line("stall", part="first", torn=[]),
         good("stall"),
     ]
     expected = """\
@@ -53,9 +55,14 @@ def test_the_page_has_every_figure_and_claim() -> None:
 | save | ours | 0.1235 | yes | - |
 | save | theirs | - | - | 1, 2 |
 
-| what | ok |
+| what | is_dry | ok |
+|---|---|---|
+| claim | no | **no** |
+| other claim | no | yes |
+
+| part | torn |
 |---|---|
-| claim | yes |
+| first | - |
 """
     assert page(lines) == expected
 
@@ -89,7 +96,7 @@ def test_tests_are_counted_and_those_that_failed_or_never_ended_are_named() -> N
     hung = line("tests", test="t::hung", outcome="started")
     text = page([run_of("tests"), *begun, *found, hung, good("tests")])
     for part in (
-        "1 tests passed, 1 tests failed, 1 tests skipped, 1 tests started",
+        "Tests: 1 passed, 1 failed, 1 skipped, 1 started\n",
         "- skipped, 1: needs two devices",
         "- **failed** `t::failed`: assert 1 == 2",
         "- **started** `t::hung`: it did not end",

@@ -32,7 +32,14 @@ def main(paths: Sequence[str] = PATHS, *, mark: str = "gpu", limit_s: float = TE
     results = Results()
     try:
         with tempfile.NamedTemporaryFile("w", prefix="checkfreq-tests-") as done:
-            command = [sys.executable, "-m", "pytest", "-q", "--continue-on-collection-errors"]
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-rN",
+                "--continue-on-collection-errors",
+            ]
             command += ["-p", "no:cacheprovider", "-p", "tests.gpu.outcomes", "-m", mark, *paths]
             while results.go_on(_status_of(command, Path(done.name), results, limit_s)):
                 done.seek(0)
