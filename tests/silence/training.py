@@ -78,7 +78,10 @@ class Trial:
 
 
 def start(program: Program, chk_dir: Path, *, kill: int = 0, context: Any = FORK_SERVER) -> Start:
-    """Run ``program`` in a process of its own, until it ends or kills itself."""
+    """Run ``program`` in a process of its own, until it ends or kills itself.
+
+    ``context``: of multiprocessing, for the process.
+    """
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_child, args=(there, program, str(chk_dir), kill))
     process.start()
