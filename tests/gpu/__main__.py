@@ -28,7 +28,7 @@ from tests.patience import slowness
 #: The stages of each part, modules of tests/gpu/stages, and the seconds that each may take.
 PARTS = {
     1: {"machine": 20, "tests": 150, "streams": 45, "resnet": 60, "stall": 78, "auto": 57},
-    2: {"restoring": 40, "fsdp": 30, "graphs": 15, "compiled": 30, "gpt2": 75},
+    2: {"restoring": 40, "fsdp": 28, "graphs": 20, "compiled": 40, "gpt2": 62},
     3: {"breaks": 900},
 }
 #: Seconds for each part in all; what make and this program take before it begins is not counted.

@@ -52,7 +52,7 @@ def train(stage: Stage, directory: str, kill: int, *, offload: bool) -> dict[str
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}  # there may be no other
     backend = "gloo" if stage.is_dry else "cpu:gloo,cuda:nccl" if offload else "nccl"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    width, layers = (32, 2) if stage.is_dry else (2048, 8)
+    width, layers = (32, 2) if stage.is_dry else (1024, 8)
     model = _sharded(stage, width, layers, offload=offload)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = Losses(_STEPS, torch.device("cpu") if offload else stage.device)

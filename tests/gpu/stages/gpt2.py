@@ -34,7 +34,7 @@ _MARGIN = 0.005
 _LAYERS, _WIDTH, _VOCABULARY, _TOKENS = 48, 1600, 50257, 1024
 _ADAMW_BYTES = 12  # of a parameter and its moments
 _ON_DEVICE = 3.0  # state, gradients, what AdamW and the activations take, relative to the state
-_WRITTEN_WITHIN_S = 15.0
+_WRITTEN_WITHIN_S = 12.0
 _GIB = 2**30
 
 
@@ -53,7 +53,7 @@ def measure(stage: Stage, folder: Path) -> None:
     batch, tokens = (2, 32) if stage.is_dry else (4, _TOKENS)
     loop = Loop(name, batch=batch, tokens=tokens, device=stage.device, amp=True, small=stage.is_dry)
     clock = Clock(loop)
-    at_most_s, checkpoints, num_after = (20.0, 3, 8) if stage.is_dry else (35.0, 4, 16)
+    at_most_s, checkpoints, num_after = (20.0, 3, 8) if stage.is_dry else (30.0, 4, 16)
     clock.iterate(3)  # memory is allocated, kernels are loaded
     manager = loop.manager(folder / "chk", max_overhead=BOUND)
     try:
