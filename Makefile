@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install -qq --disable-pip-version-check --constraint constraints.txt
-# Enough to run the tests marked gpu without this environment (a machine with no network).
+# Enough to run the GPU proof without this environment (a machine with no network).
 GPU_NEEDS := torch, numpy, xxhash, pytest, hypothesis
 # More than two cores: tests wait for processes, disks and deadlines half of their time.
 JOBS ?= 3
 ONLY ?=
-MINUTES ?= 9
+# Of the GPU proof; TO is the file that every line is appended to, PROOF are more options.
 PART ?= 1
+TO ?= build/gpu-proof.jsonl
+PROOF ?=
 # Where make compat keeps its environments, some gigabytes each; which pairs (all six).
 COMPAT ?= build/compat
 PAIRS ?=
@@ -26,8 +28,8 @@ PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadfile --no-load
 unexport PYTHONDONTWRITEBYTECODE
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-more compat servers packaging coverage lint docs bench bench-gpu test-gpu \
-  system clean
+.PHONY: help demo test test-more compat servers packaging coverage lint docs bench gpu-proof system \
+  clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -65,15 +67,10 @@ docs: $(VENV)/.docs ## the documentation, into build/docs; a warning is an error
 bench: $(VENV)/.peers ## the suite on the CPU (about 20 minutes); appends to benchmarks/results, rewrites the pages
 	$(PY) -m benchmarks run --minutes 25 $(ONLY)
 
-bench-gpu: ## what a GPU is needed for: PART=1, 2 or 3, in at most MINUTES (9); uses PYTHON as test-gpu does
-	@py=$(PYTHON); if ! $$py -c 'import $(GPU_NEEDS)' 2>/dev/null; then \
-	  $(MAKE) $(VENV)/.peers; py=$(PY); fi; set -ex; \
-	PYTHONPATH=. $$py -m benchmarks run --gpu $(PART) --minutes $(MINUTES) $(ONLY)
-
-test-gpu: ## tests marked gpu, measurements, one page to send; uses PYTHON as it is where that has PyTorch
+gpu-proof: ## what only a GPU can show: PART=1 (7 minutes), 2 (3 minutes) or 3; uses PYTHON as it is where that has PyTorch
 	@py=$(PYTHON); if ! $$py -c 'import $(GPU_NEEDS)' 2>/dev/null; then \
 	  $(MAKE) $(VENV)/.dev; py=$(PY); fi; set -ex; \
-	PYTHONPATH=. $$py -m tests.gpu --out build/test-gpu.txt
+	PYTHONPATH=. $$py -m tests.gpu --part $(PART) --out '$(TO)' $(PROOF)
 
 # An S3 server for tests/s3, in an environment of its own; without it, they skip with a reason.
 servers: .venv-servers/.ready ## the servers that tests start, in .venv-servers

@@ -3,8 +3,7 @@
 python -m benchmarks                          list the benchmarks
 python -m benchmarks run                      run all of them on the CPU
 python -m benchmarks run compare frequency    run these
-python -m benchmarks run --gpu 1 --minutes 9  run part 1 of the GPU suite, within 9 minutes
-python -m benchmarks run --longer             run those that are in neither suite
+python -m benchmarks run --longer             run those that are not in the suite
 
 ``run`` appends result lines and rewrites the tables and plots of the pages.
 """
@@ -26,8 +25,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments(argv)
     if args.action == "list":
         print(listing(suite.ON_CPU, "make bench, on a CPU"))
-        for part, calls in enumerate(suite.ON_GPU, 1):
-            print(listing(calls, f"make bench-gpu PART={part}"))
         print(listing(suite.LONGER, "python -m benchmarks run --longer, on a CPU"))
         return 0
     budget_s = None if args.minutes is None else 60 * args.minutes
@@ -52,7 +49,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.action == "run":
         try:
-            args.calls = suite.chosen(_suite(args), args.names)
+            args.calls = suite.chosen(suite.LONGER if args.longer else suite.ON_CPU, args.names)
         except ValueError as error:
             run.error(str(error))
     return args
@@ -61,10 +58,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def _add_run_options(run: argparse.ArgumentParser) -> None:
     run.set_defaults(action="run")
     run.add_argument("names", nargs="*", metavar="NAME", help="only these benchmarks of the suite")
-    which = run.add_mutually_exclusive_group()
-    parts = range(1, len(suite.ON_GPU) + 1)
-    which.add_argument("--gpu", type=int, choices=parts, help="a part of the GPU suite")
-    which.add_argument("--longer", action="store_true", help="benchmarks that are in neither suite")
+    run.add_argument("--longer", action="store_true", help="benchmarks that are not in the suite")
     run.add_argument("--minutes", type=float, help="skip benchmarks that would not finish in time")
     run.add_argument(
         "--results",
@@ -72,12 +66,6 @@ def _add_run_options(run: argparse.ArgumentParser) -> None:
         default=suite.RESULTS,
         help="where to append the lines; pages are rewritten only for benchmarks/results",
     )
-
-
-def _suite(args: argparse.Namespace) -> Sequence[Call]:
-    if args.gpu is not None:
-        return suite.ON_GPU[args.gpu - 1]
-    return suite.LONGER if args.longer else suite.ON_CPU
 
 
 def listing(calls: Sequence[Call], title: str) -> str:

@@ -84,25 +84,6 @@ LONGER = (
     Call("crashtest", "", 260),
 )
 
-#: ``make bench-gpu PART=1``, 2 and 3: what needs a GPU, each in under 10 minutes.
-ON_GPU = (
-    (
-        Call("compare", "--gib 2 --rounds 2", 120),
-        Call("paper", "--model resnet50 --seconds 50", 80),
-        Call("paper", "--model gpt2-xl --seconds 120", 210),
-        Call("scale", "--gib 1 8 24 --rounds 2", 100),
-    ),
-    (
-        Call("paper", "--seconds 32", 340),
-        Call(
-            "frequency",
-            "--model resnet50 --batch 256 --image-size 224 --amp --k 2 10 --seconds 120",
-            160,
-        ),
-    ),
-    (Call("restore", "--gib 1 4 --rounds 3 --memory plenty --device cuda", 500),),
-)
-
 
 def summary(name: str) -> str:
     """The first line of a benchmark's docstring, without importing it."""

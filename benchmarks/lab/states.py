@@ -57,7 +57,7 @@ def adamw_training(num_bytes: int, *, num_tensors: int, device: torch.device) ->
 
     No gradients are kept.
     """
-    block = Block(num_bytes // 3, num_tensors=num_tensors).to(device)
+    block = Block(num_bytes // 3, num_tensors=num_tensors, device=device)
     optimizer = torch.optim.AdamW(block.parameters(), lr=1e-6)
     for part in block.parameters():
         part.grad = torch.randn_like(part)

@@ -35,12 +35,12 @@ class Dcp:
 
     def __init__(self, training: Training, *, name: str) -> None:
         self._training = training
-        self._kind, aside = KINDS[name]
+        self._kind, self._aside = KINDS[name]
         _join_alone()
         self._planner = DefaultSavePlanner(enable_plan_caching=True)
         # Separate: its thread must not interfere with collectives of the training thread.
         self._group = dist.new_group(backend="gloo")
-        self._stager = None if self._kind is None else _stager(self._kind, aside=aside)
+        self._stager: DefaultStager | None = None
 
     def save(self, folder: Path) -> Pending | None:
         """The live tensors are staged or written."""
@@ -57,12 +57,19 @@ class Dcp:
         response: Any = dcp.async_save(
             self._training.state(),
             async_checkpointer_type=self._kind,
-            async_stager=self._stager,
+            async_stager=self._usable_stager(self._kind),
             **common,
         )
         staging = getattr(response, "staging_completion", None)
         upload = getattr(response, "upload_completion", response)
         return Pending(upload.result, None if staging is None else staging.result)
+
+    def _usable_stager(self, kind: AsyncCheckpointerType) -> DefaultStager:
+        """The same each time, but in torch 2.11, which closes it after one save."""
+        if self._stager is None or not self._stager._state_dict_stager._deepcopy_dispatch:
+            self.close()
+            self._stager = _stager(kind, aside=self._aside)
+        return self._stager
 
     def load(self, folder: Path) -> None:
         """Reads into the live tensors; then restores the rest of the optimizer's state."""

@@ -57,7 +57,7 @@ Fingerprint = tuple[int, ...]
 
 def write(state: State, format_name: str, folder: Path, answer: Connection) -> None:
     """Save a random state in a format; sends what `restore` must find."""
-    training = _random_training(state)
+    training = random_training(state)
     WRITERS[format_name](training, folder)
     drop_from_cache(path for path in folder.rglob("*") if path.is_file())
     answer.send(fingerprint(training))
@@ -65,13 +65,14 @@ def write(state: State, format_name: str, folder: Path, answer: Connection) -> N
 
 def leave(state: State, folder: Path, is_short: bool, answer: Connection) -> None:
     """Save the same random state, and die as a training that is killed: its worker stays."""
-    training = _random_training(state)
+    training = random_training(state)
     leave_in_memory(training, folder, is_short=is_short)
     answer.send(fingerprint(training))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _random_training(state: State) -> Training:
+def random_training(state: State) -> Training:
+    """The same random state in every process."""
     torch.manual_seed(0)
     return adamw_training(
         state.num_bytes, num_tensors=state.num_tensors, device=torch.device(state.device)

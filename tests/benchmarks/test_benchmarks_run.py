@@ -166,16 +166,6 @@ def test_the_ranks_print_a_line_per_arm_of_each_state(tmp_path: Path) -> None:
     assert all("persist_s" in line for line in lines if "checkfreq" in str(line["arm"]))
 
 
-@pytest.mark.dist
-def test_snapshots_of_a_device_are_measured_and_compared_bit_for_bit(tmp_path: Path) -> None:
-    (line,) = lines_of(
-        "device", "--gib", "0.004", "--saves", "2", "--device", "cpu", folder=tmp_path
-    )
-    assert (line["what"], line["place"]) == ("snapshots", "host")
-    assert line["exact"] == line["saves"] == 2
-    assert 0 <= line["overlap"] <= 1
-
-
 def test_boundaries_of_ranks_print_a_line_for_each_number_of_them(tmp_path: Path) -> None:
     (line,) = lines_of("boundaries", "--ranks", "2", "--seconds", "1", folder=tmp_path)
     assert line["world"] == 2

@@ -1,143 +1,68 @@
-"""Run what needs a GPU, and end with one page to send.
+"""What only a GPU can show, in stages, the most valuable first: ``make gpu-proof``.
 
-    python -m tests.gpu --out build/test-gpu.txt
-    python -m tests.gpu --alone      each test in a process of its own
+    python -m tests.gpu --part 1      420 s: machine, tests, streams, a resumed training, costs
+    python -m tests.gpu --part 2      200 s: restores, FSDP2, graphs, torch.compile, GPT-2
+    python -m tests.gpu --part 3      the deliberate breaks of the order of snapshots
 
-The tests, then a measurement of this device, then the comparison with other libraries; each is run
-even if one before it failed. Exits with 1 unless all was run and passed.
+Every line that a stage prints is appended to ``--out`` as it comes; ``python -m tests.gpu.page``
+makes a page of them, which is also printed here. Where no CUDA device is, each stage is a dry run
+on the CPU. Exits with 1 unless all were run and passed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import os
 import signal
-import subprocess
 import sys
-import tempfile
-import threading
-import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
 
-from tests.gpu.outcomes import VARIABLE
-from tests.gpu.page import NO_DEVICE, ROOT, Results, Step, about_this_machine, is_good, page
+import torch
 
-PYTEST = ("-m", "pytest", "-m", "gpu", "-p", "tests.gpu.outcomes")
-PATHS = ("tests/gpu", "tests/contract/test_state.py")
-_KEPT_LINES = 25
-_CLEAN_UP_S = 20.0
+from tests.gpu.page import page, read
+from tests.gpu.runner import Lines, Stage, run_all
+from tests.patience import slowness
 
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Arguments of Python, and the seconds that it may take."""
-
-    name: str
-    arguments: tuple[str, ...]
-    limit_s: float
-
-
-#: Meant to fit 9 minutes on an H100 with 16 cores.
-MEASUREMENTS = (
-    Task("benchmarks.device", ("-m", "benchmarks.device", "--gib", "1", "--saves", "5"), 60.0),
-    Task("benchmarks.compare", ("-m", "benchmarks.compare", "--rounds", "2"), 150.0),
-)
-TESTS = Task("tests", (*PYTEST, *PATHS), 330.0)
+#: The stages of each part, modules of tests/gpu/stages, and the seconds that each may take.
+PARTS = {
+    1: {"machine": 20, "tests": 150, "streams": 45, "resnet": 60, "stall": 78, "auto": 57},
+    2: {"restoring": 40, "fsdp": 28, "graphs": 20, "compiled": 40, "gpt2": 62},
+    3: {"breaks": 900},
+}
+#: Seconds for each part in all; what make and this program take before it begins is not counted.
+LIMITS_S = {1: 410, 2: 190, 3: 900}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run everything, print the page, and write it."""
+    """Run a part, and print its page."""
     args = _arguments(argv)
-    about = about_this_machine()
-    has_device = about["device"] != NO_DEVICE
-    if args.alone:
-        tests, steps = run_all(_alone(), [])
-    else:
-        tests, steps = run_all([TESTS], MEASUREMENTS if has_device else [])
-    text = page(about, tests, steps)
-    print(f"\n{text}", flush=True)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(text)
-    print(f"This page is in {args.out}.")
-    return int(not is_good(tests, steps, device=has_device))
+    signal.signal(signal.SIGTERM, _exit)  # the stage that is running is ended as well
+    is_dry = args.dry or not torch.cuda.is_available()
+    slower = slowness() if is_dry else 1.0
+    limit_s = (args.limit_s or LIMITS_S[args.part]) * slower
+    stages = [
+        Stage(
+            name,
+            ("-m", f"tests.gpu.stages.{name}", *["--dry"] * is_dry),
+            min(PARTS[args.part][name] * slower, limit_s),
+        )
+        for name in args.only or PARTS[args.part]
+    ]
+    if is_dry:
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+    with contextlib.closing(Lines(args.out)) as lines:
+        names = [stage.name for stage in stages]
+        about = {"part": args.part, "dry": is_dry, "limit_s": limit_s, "stages": names}
+        lines.add("run", event="run", **about)
+        is_good = run_all(stages, lines, limit_s=limit_s)
+    print(f"\n{page(read([args.out]))}\nThe lines are in {args.out}.")
+    return int(not is_good)
 
 
-def run_all(tasks: Sequence[Task], measurements: Sequence[Task]) -> tuple[Results, list[Step]]:
-    """Run pytest once for each task, then the measurements, whatever fails."""
-    with tempfile.TemporaryDirectory(prefix="test-gpu-") as scratch:
-        outcomes = Path(scratch) / "outcomes.jsonl"
-        outcomes.touch()
-        steps = [run(task, environment={VARIABLE: str(outcomes)}) for task in tasks]
-        lines = [json.loads(line) for line in outcomes.read_text().splitlines()]
-    return Results.of(lines), [*steps, *(run(task) for task in measurements)]
-
-
-def run(task: Task, *, environment: dict[str, str] | None = None) -> Step:
-    """Run a task in a process group of its own, show what it prints, and keep the last of it."""
-    began_s = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, *task.arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, **(environment or {})},
-        start_new_session=True,
-    )
-    lines: list[dict[str, Any]] = []
-    last = deque[str](maxlen=_KEPT_LINES)
-    assert process.stdout is not None
-    reader = threading.Thread(target=_read, args=(process.stdout, lines, last), daemon=True)
-    reader.start()
-    problem = _end_of(process, task.limit_s)
-    reader.join(_CLEAN_UP_S)
-    return Step(task.name, problem, time.monotonic() - began_s, lines, list(last))
-
-
-def _read(output: IO[str], lines: list[dict[str, Any]], last: deque[str]) -> None:
-    with output:
-        for line in output:
-            try:
-                lines.append(dict(json.loads(line)))
-            except (ValueError, TypeError):
-                print(line, end="", flush=True)
-                last.append(line.rstrip())
-
-
-def _end_of(process: subprocess.Popen[str], limit_s: float) -> str:
-    """Why it has no good end; "" if it has. One that is late is interrupted, then killed."""
-    try:
-        status = process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(_CLEAN_UP_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        return f"it did not end within {limit_s:.0f} s"
-    return "" if status == 0 else f"it ended with status {status}"
-
-
-def _alone() -> list[Task]:
-    """A task for each test that needs a GPU."""
-    command = [sys.executable, *PYTEST, "--collect-only", "-q", "--no-header", *PATHS]
-    with tempfile.NamedTemporaryFile(prefix="test-gpu-") as unused:
-        listed = subprocess.run(
-            command,
-            cwd=ROOT,
-            env={**os.environ, VARIABLE: unused.name},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-    names = [line for line in listed.splitlines() if "::" in line]
-    return [Task(name, (*PYTEST, "-q", name), 120.0) for name in names]
+def _exit(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -146,9 +71,16 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--out", type=Path, default=Path("build/test-gpu.txt"), help="the page")
-    parser.add_argument("--alone", action="store_true", help="each test by itself, no measurement")
-    return parser.parse_args(argv)
+    add = parser.add_argument
+    add("--part", type=int, choices=PARTS, default=1)
+    add("--only", nargs="+", metavar="STAGE", help="only these stages of the part")
+    add("--limit-s", type=float, help="for all stages together, instead of the part's own limit")
+    add("--dry", action="store_true", help="small, on the CPU: whether each stage starts and ends")
+    add("--out", type=Path, default=Path("build/gpu-proof.jsonl"), help="the file of lines")
+    args = parser.parse_args(argv)
+    if unknown := set(args.only or ()) - set(PARTS[args.part]):
+        parser.error(f"part {args.part} has no {', '.join(sorted(unknown))}")
+    return args
 
 
 if __name__ == "__main__":

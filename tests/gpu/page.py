@@ -1,190 +1,154 @@
-"""The page that a run of the GPU tests ends with: what was run where, and what came out.
+"""The page of a GPU proof, from its lines alone: what was run where, and what came out.
 
-Pure, but for ``about_this_machine``. It names no host, user or path.
+    python -m tests.gpu.page build/gpu-proof.jsonl
+
+Markdown. Of each part the last run in the files counts.
 """
 
 from __future__ import annotations
 
-import platform
-import resource
-import subprocess
+import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from importlib import metadata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+from tests.gpu.runner import as_line
 
-from checkfreq.pacing.environment import cpu_model
-from checkfreq.snapshot.memory import available_host_bytes
-from checkfreq.snapshot.pin_failures import Machine
-
-ROOT = Path(__file__).resolve().parents[2]
-NO_DEVICE = "no CUDA device"
-_GIB = 2**30
 Line = Mapping[str, Any]
 
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A command that was run: why it has no good end, if so, and the JSON lines that it gave."""
-
-    name: str
-    problem: str = ""
-    seconds: float = 0.0
-    lines: Sequence[Line] = ()
-    last_output: Sequence[str] = ()
+#: Not columns of the tables.
+_OF_EVERY_LINE = ("stage", "at_s")
 
 
-@dataclass(slots=True)
-class Results:
-    """Tests by how they ended; one that never ended was running when the process died."""
-
-    passed: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, lines: Sequence[Line]) -> Results:
-        """Of the lines of the plugin in outcomes.py."""
-        tests, running = cls(), dict[str, None]()
-        for line in lines:
-            name, outcome = line["test"], line["outcome"]
-            if outcome == "started":
-                running[name] = None
-                continue
-            running.pop(name, None)
-            if outcome == "passed":
-                tests.passed.append(name)
-            else:
-                getattr(tests, outcome)[name] = line["why"]
-        tests.failed |= dict.fromkeys(running, "it did not end")
-        return tests
+def main() -> None:
+    """Print the page of some files."""
+    print(page(read(map(Path, sys.argv[1:]))))
 
 
-def is_good(tests: Results, steps: Sequence[Step], *, device: bool) -> bool:
-    """Whether everything was run and passed."""
-    return device and bool(tests.passed) and not tests.failed and not any(s.problem for s in steps)
+def read(paths: Iterable[Path]) -> list[Line]:
+    """Their lines; one that was cut short is left out."""
+    texts = [text for path in paths for text in path.read_text().splitlines()]
+    return [line for text in texts if (line := as_line(text)) is not None]
 
 
-def page(about: Mapping[str, str], tests: Results, steps: Sequence[Step]) -> str:
+def page(lines: Sequence[Line]) -> str:
     """The whole page."""
-    device = about["device"] != NO_DEVICE
-    verdict = "PASSED" if is_good(tests, steps, device=device) else "FAILED"
-    if not device:
-        verdict = f"NOT TESTED: {NO_DEVICE}"
-    parts = [
-        f"checkfreq on a GPU: {verdict}",
-        "\n".join(f"{name:<12}{value}" for name, value in about.items()),
-        _of_tests(tests),
-        *(_of_step(step) for step in steps),
-        _figures([line for step in steps for line in step.lines]),
-    ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n".join("\n".join(_of_run(run)) for run in _runs(lines))
 
 
-def _of_tests(tests: Results) -> str:
-    counts = f"{len(tests.passed)} passed, {len(tests.failed)} failed, {len(tests.skipped)} skipped"
-    failed = [f"  failed   {name}\n           {why}" for name, why in tests.failed.items()]
-    reasons = Counter(tests.skipped.values())
-    skipped = [f"  skipped  {count}: {why}" for why, count in reasons.items()]
-    return "\n".join([f"tests: {counts}", *failed, *skipped])
+def _runs(lines: Sequence[Line]) -> list[list[Line]]:
+    """The lines of the last run of each part, by part; the first of each begins it."""
+    runs: dict[int, list[Line]] = {}
+    current: list[Line] = []
+    for line in lines:
+        if line.get("event") == "run":
+            current = runs[line["part"]] = []
+        current.append(line)
+    return [runs[part] for part in sorted(runs)]
 
 
-def _of_step(step: Step) -> str:
-    if not step.problem:
-        return f"{step.name}: ended well after {step.seconds:.0f} s"
-    output = [f"  | {line}" for line in step.last_output]
-    return "\n".join([f"{step.name}: {step.problem}", *output])
-
-
-def _figures(lines: Sequence[Line]) -> str:
-    """Stall, overlap, pinning and exactness, and how ours compares."""
-    found = ((_SHOWN.get((str(line.get("benchmark")), _kind(line))), line) for line in lines)
-    return "\n".join(show(line) for show, line in found if show is not None)
-
-
-def _kind(line: Line) -> str:
-    return "target" if "target" in line else str(line.get("what", ""))
-
-
-def _snapshots(line: Line) -> str:
-    return (
-        f"snapshots of {line['gib']:g} GiB to the {line['place']}: "
-        f"stall {line['stall_ms']:g} ms, overlap {100 * line['overlap']:.1f} % "
-        f"of a copy of {line['copy_s']:g} s (waited {line['waited_ms']:g} ms), "
-        f"slots ready after {line['slots_s']:g} s, "
-        f"exact: {line['exact']} of {line['saves']} checkpoints bit for bit"
+def _of_run(run: Sequence[Line]) -> Iterator[str]:
+    about, stages = run[0], run[0]["stages"]
+    own = {name: [line for line in run[1:] if line["stage"] == name] for name in stages}
+    results = {name: _result(lines) for name, lines in own.items()}
+    verdict = "PASSED" if all(result == "passed" for result in results.values()) else "FAILED"
+    dry = ", a dry run without a device" if about["dry"] else ""
+    yield f"# checkfreq on a GPU, part {about['part']}: {verdict}{dry}\n"
+    yield from _table(
+        {"stage": name, "result": results[name], "seconds": _ending(lines).get("seconds")}
+        for name, lines in own.items()
     )
+    for name, lines in own.items():
+        if any("event" not in line for line in lines) or results[name] != "passed":
+            yield f"## {name}\n"
+            yield from _of_stage(lines)
 
 
-def _pinning(line: Line) -> str:
-    return f"pinning {line['gib']:g} GiB: {line['pin_s']:g} s, unpinning {line['unpin_s']:g} s"
+def _ending(lines: Sequence[Line]) -> Line:
+    return next((line for line in lines if line.get("event") in ("ends", "skipped")), {})
 
 
-def _target(line: Line) -> str:
-    met = {True: "met", False: "missed", None: "undecided"}[line["met"]]
-    return (
-        f"{line['target']}, against {line['among']} ({line['best']}): {line['ratio']:g} "
-        f"(target {line['allowed']:g}: {met})"
-    )
+def _result(lines: Sequence[Line]) -> str:
+    if not lines:
+        return "not reached"
+    end = _ending(lines)
+    if not end:
+        return "cut off"
+    if end["event"] == "skipped":
+        return f"skipped: {end['why']}"
+    return "passed" if end["ok"] else f"failed: {end['problem']}"
 
 
-_SHOWN: dict[tuple[str, str], Callable[[Line], str]] = {
-    ("device", "snapshots"): _snapshots,
-    ("device", "pinning"): _pinning,
-    ("compare", "target"): _target,
-}
+def _of_stage(lines: Sequence[Line]) -> Iterator[str]:
+    """The tests, tables of the other lines, and the last output of what went wrong."""
+    yield from _of_tests([line for line in lines if "test" in line])
+    for rows in _alike(line for line in lines if "test" not in line and "event" not in line):
+        yield from _table(rows)
+    if output := _ending(lines).get("output"):
+        yield "\n".join(["```text", *output, "```", ""])
 
 
-def about_this_machine() -> dict[str, str]:
-    """Versions, device, driver, kernel, limits."""
-    host_bytes, machine = available_host_bytes(), Machine.here()
-    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    return {
-        "commit": _commit(),
-        "checkfreq": metadata_version("checkfreq"),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "CUDA": _cuda(),
-        "device": _device(),
-        "driver": machine.driver or "unknown",
-        "kernel": machine.kernel,
-        "cpu": f"{cpu_model()}, {torch.get_num_threads()} threads",
-        "memory": "unknown" if host_bytes is None else f"{host_bytes / _GIB:.0f} GiB available",
-        "ulimit -l": "unlimited" if locked == resource.RLIM_INFINITY else f"{locked // 1024} KiB",
-    }
+def _alike(lines: Iterable[Line]) -> list[list[Line]]:
+    """Lines that say the same kind of thing, or have the same fields, are rows of one table."""
+    tables: list[list[Line]] = []
+    known: dict[object, list[Line]] = {}
+    for line in lines:
+        row = {name: value for name, value in line.items() if name not in _OF_EVERY_LINE}
+        fields = tuple(row)
+        kind = row.get("what", fields)
+        if kind not in known and fields not in known:
+            tables.append([])
+        rows = known.get(kind) or known.get(fields) or tables[-1]
+        known[kind] = known[fields] = rows
+        rows.append(row)
+    return tables
 
 
-def metadata_version(package: str) -> str:
-    """Its version; "in place" if it was not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "in place"
+def _of_tests(lines: Sequence[Line]) -> Iterator[str]:
+    ends = {line["test"]: line for line in lines}
+    if not ends:
+        return
+    counts = Counter(line["outcome"] for line in ends.values())
+    reasons = Counter(line["why"] for line in ends.values() if line["outcome"] == "skipped")
+    yield "Tests: " + ", ".join(f"{num} {outcome}" for outcome, num in counts.items()) + "\n"
+    listed = [f"- skipped, {num}: {why}" for why, num in reasons.items()]
+    for name, line in ends.items():
+        if line["outcome"] in ("failed", "started"):
+            listed.append(f"- **{line['outcome']}** `{name}`: {line.get('why', 'it did not end')}")
+    if listed:
+        yield "\n".join([*listed, ""])
 
 
-def _cuda() -> str:
-    hip = getattr(torch.version, "hip", None)
-    return f"ROCm {hip}" if hip else torch.version.cuda or "none: PyTorch was built without it"
+def _table(rows: Iterable[Line]) -> Iterator[str]:
+    """A table with every column that a row has; ``-`` where another row lacks it."""
+    rows = list(rows)
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    for row in rows:
+        cells = [_claim(row) if name == "ok" else _cell(row.get(name)) for name in columns]
+        yield f"| {' | '.join(cells)} |"
+    yield ""
 
 
-def _device() -> str:
-    if not torch.cuda.is_available():
-        return NO_DEVICE
-    one = torch.cuda.get_device_properties(0)
-    return f"{torch.cuda.device_count()} x {one.name}, {one.total_memory / _GIB:.0f} GiB"
+def _claim(row: Line) -> str:
+    """Whether it holds, in bold if not."""
+    return "**no**" if row.get("ok") is False else _cell(row.get("ok"))
 
 
-def _commit() -> str:
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(ROOT), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+def _cell(value: Any) -> str:
+    match value:
+        case None | "" | []:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:.4g}"
+        case list():
+            return ", ".join(map(_cell, value))
+    return str(value).replace("|", "\\|").replace("\n", " ")
 
-    try:
-        changed = "+" if git("status", "--porcelain", "--untracked-files=no") else ""
-        return git("rev-parse", "--short", "HEAD") + changed
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,4 @@
-"""No test that needs a GPU depends on one before it.
-
-On a GPU `python -m tests.gpu --alone` runs each in a process of its own.
-"""
+"""Every file of tests that need a GPU can be run by itself, and is part of the GPU proof."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu.__main__ import PATHS, _alone
-from tests.gpu.page import ROOT
+from tests.gpu.runner import ROOT
+from tests.gpu.stages.tests import PATHS
 
 MARKED = re.compile(r"^(?:@|pytestmark = .*)pytest\.mark\.gpu\b", re.MULTILINE)
 ALL = sorted((ROOT / "tests").rglob("test_*.py"))
@@ -38,15 +35,5 @@ def test_files_that_turn_debug_modes_on_expect_their_warnings(path: Path) -> Non
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_every_file_is_run_by_the_make_target(path: Path) -> None:
+def test_every_file_is_part_of_the_proof(path: Path) -> None:
     assert any(path.is_relative_to(ROOT / part) for part in PATHS)
-
-
-@pytest.mark.more
-@pytest.mark.slow
-def test_each_test_is_a_task_of_its_own() -> None:
-    names = [task.name for task in _alone()]
-    assert len(set(names)) == len(names) > len(FILES)
-    assert all(
-        name.partition("::")[0] in {str(p.relative_to(ROOT)) for p in FILES} for name in names
-    )

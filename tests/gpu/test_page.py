@@ -1,133 +1,118 @@
-"""The page of a GPU run: on any machine, whatever fails, and complete."""
+"""The page of a GPU proof: complete, and from the lines alone."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
-import pytest
-import torch
+from tests.gpu.page import page, read
 
-from tests.gpu.__main__ import MEASUREMENTS, TESTS, Task, run, run_all
-from tests.gpu.page import (
-    NO_DEVICE,
-    ROOT,
-    Results,
-    Step,
-    about_this_machine,
-    is_good,
-    page,
-)
+RUN = {"event": "run", "part": 1, "dry": False, "limit_s": 410, "stage": "run", "at_s": 0.0}
 
-LONG_S = 300.0
-ABOUT = {"commit": "abc", "device": "1 x a GPU", "kernel": "6.1"}
-SNAPSHOTS = {
-    **{"benchmark": "device", "what": "snapshots", "gib": 1.0, "place": "device", "saves": 5},
-    **{"exact": 5, "stall_ms": 0.4, "waited_ms": 1.0, "copy_s": 0.1, "overlap": 0.99},
-    "slots_s": 1.5,
-}
-PINNING = {"benchmark": "device", "what": "pinning", "gib": 1.0, "pin_s": 0.11, "unpin_s": 0.05}
-TARGET = {
-    **{"benchmark": "compare", "target": "held", "among": "all", "best": "peer", "ratio": 0.05},
-    **{"allowed": 0.1, "met": True},
-}
-#: A file of tests of which one passes, one fails and one is skipped, then the process dies.
-ENDINGS = """
-import os, pytest
-def test_passes(): pass
-def test_fails(): assert 1 == 2
-def test_skips(): pytest.skip("no such part")
-def test_kills(): os._exit(9)
+
+def line(stage: str, **fields: Any) -> dict[str, Any]:
+    return {**fields, "stage": stage, "at_s": 1.5}
+
+
+def run_of(*stages: str, **more: Any) -> dict[str, Any]:
+    return {**RUN, "stages": list(stages), **more}
+
+
+def good(stage: str) -> dict[str, Any]:
+    return line(stage, event="ends", ok=True, seconds=12.3456)
+
+
+def test_the_page_has_every_figure_and_claim() -> None:
+    lines = [
+        run_of("machine", "stall"),
+        line("machine", what="versions", torch="2.11.0", card="a GPU"),
+        good("machine"),
+        line("stall", what="save", arm="ours", held_ms=0.123456, ok=True),
+        line("stall", what="save", arm="theirs", held_ms=None, durable_s=[1, 2.0]),
+        line("stall", what="claim", is_dry=False, ok=False),
+        line("stall", what="other claim", is_dry=False, ok=True),
+        line("stall", part="first", torn=[]),
+        good("stall"),
+    ]
+    expected = """\
+# checkfreq on a GPU, part 1: PASSED
+
+| stage | result | seconds |
+|---|---|---|
+| machine | passed | 12.35 |
+| stall | passed | 12.35 |
+
+## machine
+
+| what | torch | card |
+|---|---|---|
+| versions | 2.11.0 | a GPU |
+
+## stall
+
+| what | arm | held_ms | ok | durable_s |
+|---|---|---|---|---|
+| save | ours | 0.1235 | yes | - |
+| save | theirs | - | - | 1, 2 |
+
+| what | is_dry | ok |
+|---|---|---|
+| claim | no | **no** |
+| other claim | no | yes |
+
+| part | torn |
+|---|---|
+| first | - |
 """
+    assert page(lines) == expected
 
 
-def test_the_page_says_where_what_was_run_and_what_was_measured() -> None:
-    tests = Results(passed=["a", "b"], skipped={"c": "needs two CUDA devices"})
-    text = page(
-        ABOUT, tests, [Step("device", lines=[SNAPSHOTS, PINNING]), Step("x", lines=[TARGET])]
-    )
-    assert text.startswith("checkfreq on a GPU: PASSED\n")
+def test_what_failed_was_skipped_cut_off_or_not_reached_is_no_success() -> None:
+    end = line("a", event="ends", ok=False, problem="status 1", output=["no card"], seconds=1.0)
+    lines = [
+        run_of("a", "b", "c", "d"),
+        end,
+        line("b", event="skipped", why="9 s are left"),
+        line("c", event="begins", limit_s=50),
+        line("c", what="first", ok=True),
+    ]
+    text = page(lines)
+    assert text.startswith("# checkfreq on a GPU, part 1: FAILED\n")
+    for row in (
+        "| a | failed: status 1 | 1 |",
+        "| b | skipped: 9 s are left | - |",
+        "| c | cut off | - |",
+        "| d | not reached | - |",
+        "```text\nno card\n```",
+        "| first | yes |",
+    ):
+        assert row in text
+
+
+def test_tests_are_counted_and_those_that_failed_or_never_ended_are_named() -> None:
+    why = {"passed": "", "failed": "assert 1 == 2", "skipped": "needs two devices"}
+    found = [line("tests", test=f"t::{one}", outcome=one, why=text) for one, text in why.items()]
+    begun = [line("tests", test=one["test"], outcome="started") for one in found]
+    hung = line("tests", test="t::hung", outcome="started")
+    text = page([run_of("tests"), *begun, *found, hung, good("tests")])
     for part in (
-        "1 x a GPU",
-        "2 passed, 0 failed, 1 skipped",
-        "1: needs two CUDA devices",
-        "stall 0.4 ms, overlap 99.0 %",
-        "exact: 5 of 5",
-        "pinning 1 GiB: 0.11 s",
-        "held, against all (peer): 0.05 (target 0.1: met)",
+        "Tests: 1 passed, 1 failed, 1 skipped, 1 started\n",
+        "- skipped, 1: needs two devices",
+        "- **failed** `t::failed`: assert 1 == 2",
+        "- **started** `t::hung`: it did not end",
     ):
         assert part in text
 
 
-@pytest.mark.parametrize(
-    ("tests", "steps", "device"),
-    [
-        (Results(passed=["a"], failed={"b": "why"}), [], True),
-        (Results(passed=["a"]), [Step("compare", "it ended with status 1")], True),
-        (Results(passed=["a"]), [], False),
-        (Results(skipped={"a": "why"}), [], True),
-    ],
-)
-def test_anything_that_was_not_run_or_not_passed_is_no_success(
-    tests: Results, steps: list[Step], device: bool
-) -> None:
-    assert not is_good(tests, steps, device=device)
-    about = ABOUT if device else {**ABOUT, "device": NO_DEVICE}
-    verdict = "FAILED" if device else f"NOT TESTED: {NO_DEVICE}"
-    assert page(about, tests, steps).startswith(f"checkfreq on a GPU: {verdict}\n")
+def test_of_each_part_the_last_run_counts() -> None:
+    old = [run_of("a"), line("a", what="old", ok=True), good("a")]
+    second = [run_of("b", part=2), good("b")]
+    text = page([*old, *second, run_of("a", dry=True), good("a")])
+    assert "old" not in text
+    assert text.index("part 1: PASSED, a dry run without a device") < text.index("part 2: PASSED\n")
 
 
-def test_measurements_are_run_even_if_tests_fail_or_crash(tmp_path: Path) -> None:
-    file = tmp_path / "test_endings.py"
-    file.write_text(ENDINGS)
-    command = ("-m", "pytest", "-p", "tests.gpu.outcomes", "-p", "no:cacheprovider", str(file))
-    measurement = Task("measurement", ("-c", "print('{\"what\": 1}'); print('shown')"), LONG_S)
-    tests, steps = run_all([Task("tests", command, LONG_S)], [measurement])
-    named = {name.rpartition("::")[2]: why for name, why in tests.failed.items()}
-    assert [name.rpartition("::")[2] for name in tests.passed] == ["test_passes"]
-    assert named == {"test_fails": "assert 1 == 2", "test_kills": "it did not end"}
-    assert list(tests.skipped.values()) == ["no such part"]
-    assert [step.problem for step in steps] == ["it ended with status 9", ""]
-    assert list(steps[1].lines) == [{"what": 1}]
-    assert list(steps[1].last_output) == ["shown"]
-    text = page(ABOUT, tests, steps)
-    assert "failed   " in text
-    assert "assert 1 == 2" in text
-
-
-@pytest.mark.more
-def test_a_task_that_is_late_is_ended_and_named() -> None:
-    step = run(Task("late", ("-c", "import time; time.sleep(3600)"), 0.5))
-    assert step.problem == "it did not end within 0 s"
-
-
-def test_the_whole_run_is_meant_to_fit_nine_minutes() -> None:
-    assert TESTS.limit_s + sum(task.limit_s for task in MEASUREMENTS) <= 9 * 60
-
-
-def test_the_machine_is_described_without_its_name() -> None:
-    import platform
-
-    about = about_this_machine()
-    assert all(about.values())
-    assert platform.node() not in about.values()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.more
-def test_without_a_device_the_page_says_so_and_nothing_counts_as_tested(tmp_path: Path) -> None:
-    out = tmp_path / "folder" / "page.txt"
-    command = [sys.executable, "-m", "tests.gpu", "--out", str(out)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert ended.returncode == 1, ended.stderr
-    assert out.read_text().startswith(f"checkfreq on a GPU: NOT TESTED: {NO_DEVICE}\n")
-    assert out.read_text() in ended.stdout
-    assert f"tests: 0 passed, 0 failed, {num_skipped(out.read_text())} skipped" in out.read_text()
-
-
-def num_skipped(text: str) -> int:
-    """The sum of the lines that give reasons."""
-    lines = [line.split() for line in text.splitlines() if line.startswith("  skipped")]
-    return sum(int(words[1].rstrip(":")) for words in lines)
+def test_a_line_that_was_cut_short_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    path.write_text('{"stage": "a"}\n[1]\n{"sta')
+    assert read([path]) == [{"stage": "a"}]

@@ -77,10 +77,13 @@ class Trial:
         return [text for start in starts for text in start.warnings]
 
 
-def start(program: Program, chk_dir: Path, *, kill: int = 0) -> Start:
-    """Run ``program`` in a process of its own, until it ends or kills itself."""
-    here, there = FORK_SERVER.Pipe(duplex=False)
-    process = FORK_SERVER.Process(target=_child, args=(there, program, str(chk_dir), kill))
+def start(program: Program, chk_dir: Path, *, kill: int = 0, context: Any = FORK_SERVER) -> Start:
+    """Run ``program`` in a process of its own, until it ends or kills itself.
+
+    ``context``: of multiprocessing, for the process.
+    """
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(there, program, str(chk_dir), kill))
     process.start()
     there.close()
     started = Start()
@@ -102,19 +105,21 @@ def start(program: Program, chk_dir: Path, *, kill: int = 0) -> Start:
     return started
 
 
-def tried(program: Program, folder: Path, *, kills: Sequence[int] = (11,)) -> Trial:
+def tried(
+    program: Program, folder: Path, *, kills: Sequence[int] = (11,), context: Any = FORK_SERVER
+) -> Trial:
     """Run ``program`` undisturbed, then with a SIGKILL at each update of ``kills``, to its end.
 
     Fails if a start ends in another way than it should.
     """
-    whole = start(program, folder / "whole")
+    whole = start(program, folder / "whole", context=context)
     assert whole.exit_code == 0, whole.error
     killed = []
     for kill in kills:
-        killed.append(start(program, folder / "killed", kill=kill))
+        killed.append(start(program, folder / "killed", kill=kill, context=context))
         assert killed[-1].exit_code == -signal.SIGKILL, killed[-1].error or "it was not killed"
         wait_unlocked(folder / "killed")
-    resumed = start(program, folder / "killed")
+    resumed = start(program, folder / "killed", context=context)
     assert resumed.exit_code == 0, resumed.error
     return Trial(whole, killed, resumed)
 
