@@ -7,11 +7,7 @@ device and compared at the end. A wait of the host would order what only events 
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -396,29 +392,6 @@ def test_auto_measures_plans_and_checkpoints_boundaries_only(tmp_path: Path) -> 
     boundaries.assert_equal_checkpoints(at_least=1)
 
 
-@pytest.mark.crash
-@pytest.mark.parametrize("name", ["adamw_fused", "sgd"])
-def test_resumed_after_sigkill_it_ends_with_the_same_bits(tmp_path: Path, name: str) -> None:
-    """Expected is what an uninterrupted training without a manager has after each step."""
-    *expected, last = run_child(tmp_path, name, "--reference")
-    chk_dir, seen = tmp_path / "killed", 0
-    for kill_after in (2, 7, 3):
-        run_child(chk_dir, name, kill_after=kill_after)
-        seen += assert_checkpoints(chk_dir, expected)
-    assert run_child(chk_dir, name)[-1] == last
-    assert seen + assert_checkpoints(chk_dir, expected) > 0
-
-
-def assert_checkpoints(chk_dir: Path, expected: list[str]) -> int:
-    """Every checkpoint has the digest that belongs to its step; returns how many there are."""
-    found = {
-        int(path.name[5:]): digest_of(checkfreq.load(chk_dir, step=int(path.name[5:])))
-        for path in chk_dir.glob("step-*")
-    }
-    assert found == {step: expected[step - 1] for step in found}
-    return len(found)
-
-
 def digest_of(state: dict[str, Any]) -> str:
     """Of model and optimizer, every bit."""
     hashed = hashlib.sha256()
@@ -428,22 +401,3 @@ def digest_of(state: dict[str, Any]) -> str:
         hashed.update(f"{name} {len(bits)} ".encode())
         hashed.update(bits)
     return hashed.hexdigest()
-
-
-def run_child(chk_dir: Path, name: str, *options: str, kill_after: int | None = None) -> list[str]:
-    """The lines of a training in a child, which gets a SIGKILL after so many of them."""
-    command = [sys.executable, "-m", "tests.gpu.train_child", str(chk_dir), name, *options]
-    environment = {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    lines = []
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env=environment, cwd=Path(__file__).parents[2]
-    ) as child:
-        assert child.stdout is not None
-        for line in child.stdout:
-            lines.append(line.strip())
-            if len(lines) == kill_after:
-                child.send_signal(signal.SIGKILL)
-                break
-        child.wait(timeout=120)
-    assert child.returncode == (0 if kill_after is None else -signal.SIGKILL)
-    return lines
