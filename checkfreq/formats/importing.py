@@ -164,20 +164,18 @@ def _write(
     payload = pending.create_payload(file.name, file.num_bytes)
     stream = PayloadStream(payload)
     stream.write(header)
-    entries = []
-    for spec in file.tensors:
+    entries = {}
+    for spec in sorted(file.tensors, key=lambda spec: (spec.offset, spec.num_bytes)):
         data = bytes_of(stand_ins.real(tensors[spec.name]))
         stream.write(data)
-        entries.append(
-            TensorEntry(
-                name=spec.name,
-                dtype=spec.dtype,
-                shape=spec.shape,
-                offset=spec.offset,
-                num_bytes=spec.num_bytes,
-                digest=digest_pieces(data, spec),
-                piece_bytes=spec.piece_bytes,
-            )
+        entries[spec.name] = TensorEntry(
+            name=spec.name,
+            dtype=spec.dtype,
+            shape=spec.shape,
+            offset=spec.offset,
+            num_bytes=spec.num_bytes,
+            digest=digest_pieces(data, spec),
+            piece_bytes=spec.piece_bytes,
         )
     stream.finish()
     pending.finish_payload(payload, file.num_bytes)
@@ -186,7 +184,7 @@ def _write(
         num_bytes=file.num_bytes,
         header_bytes=file.header_bytes,
         header_digest=xxh3_64_hexdigest(header),
-        tensors=tuple(entries),
+        tensors=tuple(entries[spec.name] for spec in file.tensors),
     )
 
 

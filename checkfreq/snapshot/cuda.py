@@ -12,7 +12,7 @@ from torch import Tensor
 
 from checkfreq.snapshot.device import DriverError, Event, MemoryUse, Pair, Stream
 from checkfreq.snapshot.nvml import Nvml
-from checkfreq.snapshot.packing import grouped, is_plain
+from checkfreq.snapshot.packing import is_plain
 
 _cuda: Any = torch.cuda  # parts of it have no annotations
 
@@ -84,14 +84,10 @@ class CudaDevice:
             for target, source in pairs:
                 target.copy_(_transferable(target, source), non_blocking=True)
 
-    def pack(self, pairs: Sequence[Pair], *, stream: Stream) -> None:
+    def pack(self, targets: list[Tensor], sources: list[Tensor], *, stream: Stream) -> None:
         """See Device."""
-        groups, others = grouped(pairs)
         with torch.no_grad(), torch.cuda.stream(stream):
-            for targets, sources in groups:
-                torch._foreach_copy_(targets, sources, non_blocking=True)
-            for target, source in others:
-                target.copy_(source, non_blocking=True)
+            torch._foreach_copy_(targets, sources, non_blocking=True)
 
     def keep(self, tensors: Sequence[Tensor], *, stream: Stream) -> None:
         """See Device."""

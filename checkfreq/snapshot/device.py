@@ -110,8 +110,12 @@ class Device(Protocol):
         """
         ...
 
-    def pack(self, pairs: Sequence[Pair], *, stream: Stream) -> None:
-        """``copy`` for many tensors within a device, in few kernel launches."""
+    def pack(self, targets: list[Tensor], sources: list[Tensor], *, stream: Stream) -> None:
+        """``copy`` for many tensors within a device, in few kernel launches.
+
+        All are of one integer dtype, float32 or float64 and dense; each target has the strides of
+        its source.
+        """
         ...
 
     def keep(self, tensors: Sequence[Tensor], *, stream: Stream) -> None:

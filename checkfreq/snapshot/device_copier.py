@@ -5,23 +5,23 @@ The compute stream is the one that is current at the boundary; each copier has o
 * The compute stream first waits for what is queued on the streams that updated weights since the
   snapshot before, and these wait for its copies in turn: a loop may train on a stream of its own.
 * Small tensors and volatile ones are copied on the compute stream, so they are copied before
-  anything that training queues next: small ones into one staging buffer, large ones directly.
-* Then the side stream waits for the compute stream and copies the large settled tensors from
-  their own storage. The next weight update waits for that. The staging buffer goes last, in one
-  transfer, to a bounce buffer on the host, from which the helper thread puts its bytes in place.
+  anything that training queues next: small ones into a staging buffer, large ones directly.
+* Then the side stream waits for the compute stream, transfers the staging buffer to the slot, and
+  copies the large settled tensors from their own storage. The next weight update waits for that.
+* Small tensors that do not all fit the staging buffer go through it in rounds: on the compute
+  stream until the last volatile one is staged, the others on the side stream.
 * A device snapshot copies all tensors to a buffer on the device first, and the update waits for
   that only.
 
 Staging buffers are reused, so a snapshot first waits, on the device, for the previous one. No
 memory is allocated for which PyTorch's allocator would have to give back what it has cached, since
-it waits for the device then: without a staging buffer, tensors are copied one by one, and strided
-ones in pieces that are too small to matter. Without the few bytes in which the watch over settled
-tensors reads, all of them count as volatile.
+it waits for the device then: the staging buffer is smaller where there is no room for all of it,
+and without one tensors are copied one by one, strided ones in pieces that are too small to matter.
+Without the few bytes in which the watch over settled tensors reads, all of them count as volatile.
 """
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -36,7 +36,11 @@ from checkfreq.snapshot.device_memory import DeviceRoom
 from checkfreq.snapshot.device_watch import BUFFER_BYTES, DeviceWatch
 from checkfreq.snapshot.engine import Copy
 from checkfreq.snapshot.packing import (
+    ALIGNMENT,
+    Group,
+    Packed,
     Packing,
+    Round,
     chunked,
     cut,
     is_plain,
@@ -53,8 +57,8 @@ class Limits:
     """Bounds on the memory that is used for copies, on the size of transfers, and on waits.
 
     small_bytes: tensors up to this size are packed: one transfer each would cost more to start
-        than to run.
-    staging_bytes: the most that is packed per snapshot; other tensors are transferred one by one.
+        (8 to 10 us) than to run.
+    staging_bytes: the most that is packed at a time.
     transpose_bytes: strided tensors become row-major through a buffer of this size, in pieces; in
         pieces of small_bytes where there is no room for it.
     chunk_bytes: transfers from the device buffer are split after this many bytes, so that
@@ -64,8 +68,8 @@ class Limits:
         training waits: to hand them to a thread costs more.
     """
 
-    small_bytes: int = 64 << 10
-    staging_bytes: int = 8 << 20
+    small_bytes: int = 256 << 10
+    staging_bytes: int = 32 << 20
     transpose_bytes: int = 32 << 20
     chunk_bytes: int = 32 << 20
     reserve_bytes: int = 512 << 20
@@ -83,29 +87,11 @@ class Transfer:
     buffered: Event = None  # a device snapshot is complete in its buffer
     copies: Sequence[Copy] = ()
     kept: list[Tensor] = field(default_factory=list)
-    bounce: Tensor | None = None
-    packing: Packing | None = None
     watch: DeviceWatch | None = None
 
     def changed(self, slot: Slot) -> list[str]:
-        """Settled tensors that changed while they were copied; helper thread, after ``scatter``."""
+        """Settled tensors that changed while they were copied; helper thread, after ``end``."""
         return [] if self.watch is None else self.watch.changed(slot)
-
-    def scatter(self, slot: Slot) -> None:
-        """Move the packed bytes from the bounce buffer to their places in the slot.
-
-        Helper thread, after ``end``. There are many small pieces: slice assignment keeps the
-        interpreter lock, whereas a copy that drops it may take milliseconds each time to get it
-        back from the training thread.
-        """
-        if self.bounce is None or self.packing is None:
-            return
-        size = self.packing.num_bytes
-        packed = memoryview((ctypes.c_char * size).from_address(self.bounce.data_ptr()))
-        for run in self.packing.runs:
-            slot.memory[run.slot_offset : run.slot_offset + run.num_bytes] = packed[
-                run.begin : run.begin + run.num_bytes
-            ]
 
 
 class _Scratch:
@@ -138,7 +124,7 @@ class DeviceCopier:
         self._limits = limits
         self._is_closed = False
         self.room = DeviceRoom(device, index, reserve_bytes=limits.reserve_bytes)
-        self._staging = _Scratch(self._allocate)
+        self._staged: Packed | None = None
         self._transpose_buffer = _Scratch(self._allocate)
         self._read: Event | None = None  # the latest settled tensors have been read
         self._end: Event | None = None  # the staging and device buffers are free again
@@ -146,8 +132,7 @@ class DeviceCopier:
         self._wait_s = 0.0
         self._has_watched = False
         self._lock = threading.Lock()  # guards those below, used by the helper thread too
-        self._buffer: Tensor | None = None
-        self._bounce_buffers: list[Tensor] = []
+        self._buffer: Packed | None = None
         self._watch_buffers: list[tuple[Tensor, Tensor]] = []
 
     # ---- training thread
@@ -182,14 +167,14 @@ class DeviceCopier:
 
         No copy into the slot crosses a multiple of ``piece_bytes``, where its registrations meet.
         """
+        copies = self._watchable(copies)
         transfer.copies, transfer.piece_bytes = copies, piece_bytes
-        packing = Packing.of(copies) if place is SnapshotPlace.DEVICE else None
-        buffer = None if packing is None else self._buffer_for(packing.num_bytes)
-        if packing is None or buffer is None:
+        packed = self._packed_in_buffer(copies) if place is SnapshotPlace.DEVICE else None
+        if packed is None:
             self._to_host(transfer, copies, base)
         else:
-            transfer.kept.append(buffer)
-            self._through_buffer(transfer, packing, buffer, base)
+            transfer.kept.append(packed.memory)
+            self._through_buffer(transfer, packed, copies, base)
         stream = self._device.current_stream(self.index)
         for other in transfer.others:  # it may write to volatile tensors next
             self._device.wait(other, self._device.record(stream))
@@ -236,33 +221,73 @@ class DeviceCopier:
     def _to_host(self, transfer: Transfer, copies: Sequence[Copy], base: Tensor) -> None:
         device, side = self._device, self._side
         stream = device.current_stream(self.index)
-        small, large = _split(copies, self._limits)
-        packing = Packing.of(small)
-        staging = self._staging.at_least(packing.num_bytes, transfer) if small else None
-        if staging is None:
-            small, large = [], list(copies)
+        small, large = _split(copies, self._limits.small_bytes)
+        packed = self._packed_in_staging(small) if small else None
+        early: Sequence[Round] = ()
+        late: Sequence[Round] = ()
+        if packed is None:
+            large = [*copies]
         else:
-            device.pack(_pairs(packing, staging), stream=stream)
-        settled = self._watched([copy for copy in large if copy.settled], transfer)
-        volatile = [copy for copy in large if not (settled and copy.settled)]
+            transfer.kept.append(packed.memory)
+            early, late = packed.by_stream()
+        for number, one in enumerate(early):
+            if number:
+                self._unpack(transfer, early[number - 1], base, stream)
+            self._pack((*one.volatile, *one.settled), small, stream)
+        volatile = [copy for copy in large if not copy.settled]
+        settled = [copy for copy in large if copy.settled]
         if volatile:
             device.copy(self._direct(volatile, base, transfer), stream=stream)
         pairs = self._direct(settled, base, transfer)
-        self._read_first(transfer, stream)
+        settled += [small[n] for one in late for group in one.settled for n in group.numbers]
+        self._read_first(transfer, settled, stream)
         # Memory allocated so far belongs to the compute stream: its earlier users must have
         # finished, and the small tensors must be staged, before the side stream goes on.
         device.wait(side, device.record(stream))
+        if early:
+            self._unpack(transfer, early[-1], base, side)
         if settled:
             device.keep([copy.source for copy in settled], stream=side)
+            for one in late:
+                self._pack(one.settled, small, side)
+                self._unpack(transfer, one, base, side)
             device.copy(pairs, stream=side)
             self._read_again(transfer)
             self._read = device.record(side)
             self._fetch_readings(transfer)
-        if staging is not None:
-            transfer.packing, transfer.bounce = packing, self._bounce_buffer_for(packing.num_bytes)
-            target = transfer.bounce[: packing.num_bytes]
-            device.copy([(target, staging[: packing.num_bytes])], stream=side)
         transfer.end = self._end = device.record(side)
+
+    def _packed_in_staging(self, small: Sequence[Copy]) -> Packed | None:
+        """The rounds through the staging buffer; None if the device has no room even for a part."""
+        if self._staged is None or not self._staged.fits(small):
+            held = None if self._staged is None else self._staged.memory
+            memory = self._staging_for(Packing.of(small).num_bytes, held)
+            self._staged = None if memory is None else Packed(small, memory)
+        return self._staged
+
+    def _staging_for(self, num_bytes: int, held: Tensor | None) -> Tensor | None:
+        """Memory for so many bytes, or for as many as there is room for, or what is held."""
+        num_bytes = min(num_bytes, self._limits.staging_bytes)
+        least = min(num_bytes, self._limits.small_bytes + ALIGNMENT)
+        while held is None or held.numel() < num_bytes:
+            if (new := self._allocate(num_bytes)) is not None:
+                return new
+            if num_bytes == least:
+                break
+            num_bytes = max(num_bytes // 4, least)
+        return held if held is not None and held.numel() >= least else None
+
+    def _pack(self, groups: Sequence[Group], copies: Sequence[Copy], stream: Stream) -> None:
+        for group in groups:
+            sources = group.sources(copies)
+            if group.is_alike:
+                self._device.pack(group.targets, sources, stream=stream)
+            else:
+                self._device.copy([*zip(group.targets, sources, strict=True)], stream=stream)
+
+    def _unpack(self, transfer: Transfer, one: Round, base: Tensor, stream: Stream) -> None:
+        chunks = chunked(one, base, self._limits.chunk_bytes, piece_bytes=transfer.piece_bytes)
+        self._device.copy(chunks, stream=stream)
 
     def _direct(self, copies: Sequence[Copy], base: Tensor, transfer: Transfer) -> list[Pair]:
         """Copies that read the tensors' own storage; may allocate on the compute stream."""
@@ -300,101 +325,99 @@ class DeviceCopier:
         except (torch.OutOfMemoryError, MemoryError):
             return None
 
-    def _bounce_buffer_for(self, num_bytes: int) -> Tensor:
-        with self._lock:
-            bounce = self._bounce_buffers.pop() if self._bounce_buffers else None
-        if bounce is not None and bounce.numel() >= num_bytes:
-            return bounce
-        return self._device.allocate_host(num_bytes)
-
     # ---- device snapshots
 
     def _through_buffer(
-        self, transfer: Transfer, packing: Packing, buffer: Tensor, base: Tensor
+        self, transfer: Transfer, packed: Packed, copies: Sequence[Copy], base: Tensor
     ) -> None:
         device, side = self._device, self._side
         stream = device.current_stream(self.index)
+        (only,) = packed.rounds
         # Volatile tensors on the compute stream, since training may change them with whatever it
         # queues next; settled ones beside it, since nothing does before the fence.
-        settled = self._watched([copy for copy in packing.copies if copy.settled], transfer)
-        pairs = list(zip(packing.copies, _pairs(packing, buffer), strict=True))
-        volatile = [pair for copy, pair in pairs if not (settled and copy.settled)]
-        if volatile:
-            device.pack(volatile, stream=stream)
-        self._read_first(transfer, stream)
+        self._pack(only.volatile, copies, stream)
+        settled = [copy for copy in copies if copy.settled]
+        self._read_first(transfer, settled, stream)
         device.wait(side, device.record(stream))
         if settled:
             device.keep([copy.source for copy in settled], stream=side)
-            device.pack([pair for copy, pair in pairs if copy.settled], stream=side)
+            self._pack(only.settled, copies, side)
             self._read_again(transfer)
             self._read = device.record(side)
         transfer.buffered = self._read if settled else device.record(side)
-        chunk_bytes = self._limits.chunk_bytes
-        chunks = chunked(packing, buffer, base, chunk_bytes, piece_bytes=transfer.piece_bytes)
-        device.copy(chunks, stream=side)
+        self._unpack(transfer, only, base, side)
         self._fetch_readings(transfer)
         transfer.end = self._end = device.record(side)
 
-    def _buffer_for(self, num_bytes: int) -> Tensor | None:
-        """The buffer for a device snapshot; None if the device has no room for it."""
+    def _packed_in_buffer(self, copies: Sequence[Copy]) -> Packed | None:
+        """The copies in the buffer for a device snapshot; None if the device has no room for it."""
+        packed = self._buffer
+        if packed is None or not packed.fits(copies):
+            memory = self._memory_for(Packing.of(copies).num_bytes)
+            packed = None if memory is None else Packed(copies, memory)
+            with self._lock:
+                self._buffer = packed
+        return packed
+
+    def _memory_for(self, num_bytes: int) -> Tensor | None:
+        # Dropped before the allocation, which may need its memory; a transfer that still uses it
+        # keeps it alive.
         with self._lock:
-            buffer = self._buffer
-            if buffer is not None and buffer.numel() >= num_bytes:
-                return buffer
-            # Dropped before the allocation, which may need its memory; a transfer that still uses
-            # it keeps it alive.
-            self._buffer = None
-        buffer = None
-        if self.room.grants(num_bytes) and (buffer := self._allocate(num_bytes)) is None:
+            held, self._buffer = self._buffer, None
+        if held is not None and held.memory.numel() >= num_bytes:
+            return held.memory
+        del held
+        memory = None
+        if self.room.grants(num_bytes) and (memory := self._allocate(num_bytes)) is None:
             self.room.give_up()  # the room was not there
-        with self._lock:
-            self._buffer = buffer
-        return buffer
+        return memory
 
     # ---- the watch over settled tensors
 
-    def _watched(self, settled: list[Copy], transfer: Transfer) -> list[Copy]:
-        """``settled``, or none of them if a write to one would not be seen."""
-        watched = watches_over(settled)
-        buffers = self._buffers_for_watch() if watched else None
-        if buffers is not None:
-            transfer.watch = DeviceWatch(watched, *buffers)
-        return [] if watched and buffers is None else settled
+    def _watchable(self, copies: Sequence[Copy]) -> Sequence[Copy]:
+        """``copies``; all of them volatile if nothing would see a write to settled ones."""
+        if not any(copy.watched for copy in copies) or self._has_watch_buffers():
+            return copies
+        return [copy._replace(settled=False) for copy in copies]
 
-    def _read_first(self, transfer: Transfer, stream: Stream) -> None:
-        if transfer.watch is not None:
-            self._device.pack(transfer.watch.reading(second=False), stream=stream)
+    def _read_first(self, transfer: Transfer, settled: Sequence[Copy], stream: Stream) -> None:
+        if watched := watches_over(settled):
+            with self._lock:
+                buffers = self._watch_buffers.pop()
+            transfer.watch = DeviceWatch(watched, *buffers)
+            self._device.copy(transfer.watch.reading(second=False), stream=stream)
 
     def _read_again(self, transfer: Transfer) -> None:
         if transfer.watch is not None:
-            self._device.pack(transfer.watch.reading(second=True), stream=self._side)
+            self._device.copy(transfer.watch.reading(second=True), stream=self._side)
 
     def _fetch_readings(self, transfer: Transfer) -> None:
         if transfer.watch is not None:
             self._device.copy(transfer.watch.fetch(), stream=self._side)
 
-    def _buffers_for_watch(self) -> tuple[Tensor, Tensor] | None:
-        """On the device and on the host; None if the device has no room even for these."""
+    def _has_watch_buffers(self) -> bool:
+        """Whether there are buffers on the device and on the host, new ones if none are left."""
         with self._lock:
             if self._watch_buffers:
-                return self._watch_buffers.pop()
+                return True
         # Asked for once even if it is not known whether there is room: a run keeps these few bytes.
         is_first, self._has_watched = not self._has_watched, True
         on_device = self._allocate(BUFFER_BYTES, at_any_rate=is_first)
-        return None if on_device is None else (on_device, self._device.allocate_host(BUFFER_BYTES))
+        if on_device is None:
+            return False
+        with self._lock:
+            self._watch_buffers.append((on_device, self._device.allocate_host(BUFFER_BYTES)))
+        return True
 
     # ---- any thread
 
     def finish(self, transfer: Transfer, *, place: SnapshotPlace) -> None:
         """Drop the sources and take the buffers back, after ``transfer.end``."""
-        if transfer.bounce is not None:
-            with self._lock:
-                self._bounce_buffers.append(transfer.bounce)
         if transfer.watch is not None:
             with self._lock:
                 self._watch_buffers.append((transfer.watch.buffer, transfer.watch.host))
         transfer.watch = None
-        transfer.copies, transfer.bounce, transfer.packing = (), None, None
+        transfer.copies = ()
         transfer.kept.clear()
         if place is SnapshotPlace.HOST:
             self._drop_buffer()
@@ -402,7 +425,7 @@ class DeviceCopier:
     def spare_bytes(self) -> int | None:
         """What a device snapshot may use here, as of the latest look; None if that is unknown."""
         buffer = self._buffer
-        return self.room.spare_bytes(0 if buffer is None else buffer.numel())
+        return self.room.spare_bytes(0 if buffer is None else buffer.memory.numel())
 
     # ---- helper thread
 
@@ -427,21 +450,10 @@ class DeviceCopier:
             self._buffer = None
 
 
-def _split(copies: Sequence[Copy], limits: Limits) -> tuple[list[Copy], list[Copy]]:
+def _split(copies: Sequence[Copy], small_bytes: int) -> tuple[list[Copy], list[Copy]]:
     """Copies that are packed, and those that are transferred one by one."""
-    small, large = [], []
-    left = limits.staging_bytes
+    small: list[Copy] = []
+    large: list[Copy] = []
     for copy in copies:
-        if copy.num_bytes <= limits.small_bytes and copy.num_bytes <= left:
-            small.append(copy)
-            left -= copy.num_bytes
-        else:
-            large.append(copy)
+        (small if copy.num_bytes <= small_bytes else large).append(copy)
     return small, large
-
-
-def _pairs(packing: Packing, base: Tensor) -> list[Pair]:
-    return [
-        target_and_source(copy, base, begin)
-        for copy, begin in zip(packing.copies, packing.begins, strict=True)
-    ]

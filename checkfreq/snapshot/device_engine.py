@@ -330,8 +330,6 @@ class DeviceEngine:
                 self._device.synchronize(transfer.end)
         if snapshot.error is not None:
             return
-        for _, transfer in snapshot.transfers:
-            transfer.scatter(snapshot.slot)
         require_unchanged(
             [name for _, transfer in snapshot.transfers for name in transfer.changed(snapshot.slot)]
         )

@@ -2,7 +2,8 @@
 
 There is one safetensors file per object, and one more for what a rank adds to it. A file image is
 an 8-byte header length and a JSON header, padded with spaces to a page, then the tensors,
-row-major, by decreasing element size, so that each is aligned without gaps. Images begin at page
+row-major, by decreasing element size, so that each is aligned without gaps, and within one size so
+that what is copied together is adjacent: by class, device and number of bytes. Images begin at page
 boundaries. A layout serves all later captures of the same structure.
 """
 
@@ -84,11 +85,11 @@ class StateLayout:
         numbered = enumerate(captured.tensors)
         # One group per file: the tensors of a file are neighbours in a capture.
         for name, group in groupby(numbered, key=lambda item: item[1].stem):
-            aliases = captured.aliases.get(name, {})
-            spec, header, order = _plan_file(name, list(group), aliases, slot_offset=end)
+            aliases, members = captured.aliases.get(name, {}), [*group]
+            spec, header = _plan_file(name, [ref for _, ref in members], aliases, slot_offset=end)
             files.append(spec)
             headers.append(header)
-            for index, tensor in zip(order, spec.tensors, strict=True):
+            for (index, _), tensor in zip(members, spec.tensors, strict=True):
                 destinations[index] = (end + tensor.offset, tensor.num_bytes)
             end += round_up_to_page(spec.num_bytes)
         shapes = tuple(
@@ -131,21 +132,23 @@ class StateLayout:
 
 
 def _plan_file(
-    name: str, group: list[tuple[int, TensorRef]], aliases: dict[str, str], *, slot_offset: int
-) -> tuple[FileSpec, bytes, list[int]]:
-    """One object's file, its header, and for each of its tensors the index in the capture."""
-    group.sort(key=lambda item: -item[1].tensor.element_size())  # stable: order kept otherwise
-    begins, end = [], 0
-    for _, ref in group:
-        begins.append(end)
-        end += ref.tensor.numel() * ref.tensor.element_size()
-    header = _header([ref for _, ref in group], begins, aliases)
+    name: str, refs: list[TensorRef], aliases: dict[str, str], *, slot_offset: int
+) -> tuple[FileSpec, bytes]:
+    """One object's file and its header, which list the tensors in the order of ``refs``."""
+    begins, end = [0] * len(refs), 0
+    for index in sorted(range(len(refs)), key=lambda index: _position(refs[index])):
+        begins[index] = end
+        end += refs[index].tensor.nbytes
+    header = _header(refs, begins, aliases)
     tensors = tuple(
-        _tensor_spec(ref, len(header) + begin)
-        for (_, ref), begin in zip(group, begins, strict=True)
+        _tensor_spec(ref, len(header) + begin) for ref, begin in zip(refs, begins, strict=True)
     )
-    spec = FileSpec(file_name(name), slot_offset, len(header) + end, len(header), tensors)
-    return spec, header, [index for index, _ in group]
+    return FileSpec(file_name(name), slot_offset, len(header) + end, len(header), tensors), header
+
+
+def _position(ref: TensorRef) -> tuple[int, bool, str, int]:
+    tensor = ref.tensor
+    return -tensor.element_size(), ref.settled, str(tensor.device), tensor.nbytes
 
 
 def _tensor_spec(ref: TensorRef, offset: int) -> TensorSpec:

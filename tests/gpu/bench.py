@@ -66,9 +66,9 @@ class LateDevice(CudaDevice):
         self._be_late(stream, self.copy_cycles)
         super().copy(pairs, stream=stream)
 
-    def pack(self, pairs: Sequence[Pair], *, stream: Stream) -> None:
+    def pack(self, targets: list[Tensor], sources: list[Tensor], *, stream: Stream) -> None:
         self._be_late(stream, self.pack_cycles)
-        super().pack(pairs, stream=stream)
+        super().pack(targets, sources, stream=stream)
 
     def _be_late(self, stream: Stream, cycles: int) -> None:
         self._num_copies += 1

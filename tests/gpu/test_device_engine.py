@@ -147,6 +147,19 @@ def test_strides_dtypes_and_odd_bits_arrive_row_major(
 
 
 @PLACES
+def test_a_tensor_that_is_replaced_by_one_with_other_strides_is_copied_as_it_lies(
+    bench: Bench, place: SnapshotPlace
+) -> None:
+    square = torch.arange(64 * 64, device="cuda").to(torch.bfloat16).view(64, 64)
+    for one in (square, square.t(), square.clone()):
+        taken = bench.take({"square": (one, True), "other": (square, False)}, place)
+        assert bench.engine.wait_copied(timeout_s=DEADLINE_S)
+        assert same_bits(taken["square"], one)
+        bench.arena.release(taken.slot)
+    bench.finish()
+
+
+@PLACES
 def test_memory_of_dropped_sources_is_not_reused_before_the_copy(
     bench: Bench, place: SnapshotPlace
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from checkfreq.snapshot.cuda import CudaDevice
+from checkfreq.snapshot.device_copier import Limits
 from checkfreq.types import SnapshotPlace
 from tests.gpu.bench import (
     DEADLINE_S,
@@ -221,6 +222,44 @@ def test_a_state_that_many_updates_change_is_that_of_its_boundary(
     bench.finish()
 
 
+@PLACES
+def test_small_tensors_in_many_rounds_are_those_of_the_boundary(
+    make: Benches, place: SnapshotPlace
+) -> None:
+    """More than the staging buffer takes at a time, of two dtypes, settled ones and others."""
+    bench = make(limits=Limits(staging_bytes=1 << 20))
+    state: Tensors = {}
+    for number in range(400):
+        dtype = torch.bfloat16 if number % 3 else torch.float32
+        one = torch.full((64, 64), 0.0, device="cuda", dtype=dtype)
+        state[f"t{number}"] = one, number % 2 == 1
+    for value in (1, 2):
+        write(state, value)
+        taken = bench.take(state, place)
+        write(state, 3, settled=False)
+        bench.engine.fence(timeout_s=0.0)
+        write(state, 3)
+        assert bench.engine.wait_copied(timeout_s=DEADLINE_S)
+        only(value, taken)
+    bench.finish()
+
+
+@PLACES
+def test_small_storage_resized_away_is_not_reused_before_a_late_copy(
+    make: Benches, place: SnapshotPlace
+) -> None:
+    """Those of the later rounds are read beside the stream that their memory belongs to."""
+    bench = make(limits=Limits(staging_bytes=300 << 10))
+    state = {f"t{n}": (torch.full((40_000,), 1.0, device="cuda"), True) for n in range(8)}
+    taken = bench.take(state, place)
+    for tensor, _ in state.values():
+        tensor.untyped_storage().resize_(0)
+    blocks = reuse(40_000, num=64)
+    bench.finish()
+    only(1, taken)
+    assert blocks
+
+
 # ---- memory that is freed while copies read it
 
 
@@ -280,23 +319,6 @@ def test_a_device_buffer_that_is_given_back_outlives_its_copies(make: Benches) -
     only(1, first)
     only(1, second)
     assert blocks
-
-
-def test_snapshots_in_flight_do_not_share_a_bounce_buffer(make: Benches) -> None:
-    helper = HeldHelper()
-    bench, state = make(helper=helper), tensors(0, names="mean")
-    before = bench.take(state)
-    helper.run()
-    bench.arena.release(before.slot)
-    write(state, 1)
-    first = bench.take(state)
-    write(state, 2)
-    second = bench.take(state)
-    torch.cuda.synchronize()  # both have arrived before the helper puts either in place
-    helper.run()
-    bench.finish()
-    only(1, first)
-    only(2, second)
 
 
 # ---- the end

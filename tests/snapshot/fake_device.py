@@ -303,12 +303,16 @@ class FakeDevice:
                     self.registrations.check_copy(one)
             self._queue_copy(target, source, stream)
 
-    def pack(self, pairs: Sequence[Pair], *, stream: FakeStream) -> None:
+    def pack(self, targets: list[Tensor], sources: list[Tensor], *, stream: FakeStream) -> None:
         self._call("pack")
         self.num_packs += 1
-        assert pairs
-        for target, source in pairs:
+        assert len({one.dtype for one in (*targets, *sources)}) == 1
+        for target, source in zip(targets, sources, strict=True):
             assert self.owner(target) == self.owner(source) == stream.index
+            assert (target.shape, target.stride()) == (source.shape, source.stride())
+            assert source.is_contiguous()
+            assert not source.is_neg()
+            assert not source.dtype.is_floating_point or source.element_size() > 2
             self._queue_copy(target, source, stream)
 
     def keep(self, tensors: Sequence[Tensor], *, stream: FakeStream) -> None:

@@ -92,10 +92,9 @@ class ToyDevice:
             target.copy_(source)
         self.num_copied += len(pairs)
 
-    def pack(self, pairs: Sequence[Pair], *, stream: str) -> None:
-        for target, source in pairs:
-            target.copy_(source)
-        self.num_packed += len(pairs)
+    def pack(self, targets: list[Tensor], sources: list[Tensor], *, stream: str) -> None:
+        torch._foreach_copy_(targets, sources)
+        self.num_packed += len(targets)
 
     def keep(self, tensors: Sequence[Tensor], *, stream: str) -> None:
         pass

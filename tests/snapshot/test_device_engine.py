@@ -339,17 +339,64 @@ def test_small_tensors_are_copied_in_one_transfer(fake: FakeDevice) -> None:
         state.add(f"t{number}", torch.full((number % 3,), 1.0), settled=number % 2 == 0)
     recorder = Recorder(fake, state, limits=Limits())
     recorder.take()
-    assert (fake.num_packs, fake.num_copies) == (1, 1)
+    assert (fake.num_packs, fake.num_copies) == (2, 1), "one for each class, and one transfer"
     recorder.finish()
 
 
-def test_tensors_that_do_not_fit_the_staging_buffer_are_copied_singly(fake: FakeDevice) -> None:
+@pytest.mark.parametrize("seed", range(30))
+def test_small_tensors_beyond_the_staging_buffer_go_through_it_in_rounds(seed: int) -> None:
+    fake = FakeDevice(Seeded(seed))
+    state = many_small(fake)
+    recorder = Recorder(fake, state)
+    before = fake.num_allocated
+    for step in range(3):
+        recorder.take()
+        assert fake.num_allocated == before + TINY.staging_bytes
+        for name in [*state.tensors][::2]:  # volatile ones, by what is queued next
+            state.write(name, step)
+        recorder.update([*state.tensors][1::2], step)
+        fake.run_some()
+    recorder.finish()
+
+
+def many_small(fake: FakeDevice) -> State:
+    """Of two dtypes, every other one volatile; some four rounds."""
     state = State(fake)
-    for number in range(10):
-        state.add(f"t{number}", torch.arange(2.0), settled=True)
+    for number in range(16):
+        dtype = torch.bfloat16 if number % 3 else torch.float32
+        state.add(f"t{number}", torch.arange(2.0).to(dtype), settled=number % 2 == 1)
+    return state
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_storage_of_small_tensors_freed_under_their_references_is_not_reused_too_early(
+    seed: int,
+) -> None:
+    fake = FakeDevice(Seeded(seed))
+    state = many_small(fake)
     recorder = Recorder(fake, state)
     recorder.take()
-    assert fake.num_allocated == 10 * 8 + TINY.staging_bytes
+    for name in state.settled:
+        fake.training_frees_storage(state.tensors[name])
+    recorder.finish()
+
+
+def test_snapshots_of_one_form_are_planned_once_and_others_anew(fake: FakeDevice) -> None:
+    """A tensor that is replaced by one with other strides is copied as it lies now."""
+    state = many_small(fake)
+    state.add("square", torch.arange(4, dtype=torch.int16).view(2, 2), settled=True)
+    recorder = Recorder(fake, state)
+    (copier,) = (recorder.engine._copier(torch.device("cuda", 0)),)
+    plans = []
+    for values in (None, torch.ones(2, 2), torch.arange(4).view(2, 2).t(), None):
+        if values is not None:
+            state.put("square", fake.tensor(values.to(torch.int16)))
+        recorder.take()
+        fake.run_all()
+        plans.append(copier._staged)
+    assert plans[0] is plans[1]
+    assert plans[1] is not plans[2]
+    assert plans[2] is plans[3]
     recorder.finish()
 
 

@@ -71,14 +71,43 @@ def test_channels_last_weights_are_stored_row_major() -> None:
 
 def test_tensors_are_packed_by_decreasing_element_size_without_gaps() -> None:
     (file,) = take(CFCheckpoint(rng=False, model=Mixed())).layout.files
-    end = file.header_bytes
-    for tensor in file.tensors:
+    end, sizes = file.header_bytes, []
+    for tensor in sorted(file.tensors, key=lambda tensor: (tensor.offset, tensor.num_bytes)):
         assert tensor.offset == end
         if tensor.num_bytes:
-            elements = torch.Size(tensor.shape).numel()
-            assert tensor.offset % (tensor.num_bytes // elements) == 0
+            sizes.append(tensor.num_bytes // torch.Size(tensor.shape).numel())
+            assert tensor.offset % sizes[-1] == 0
         end += tensor.num_bytes
     assert end == file.num_bytes
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_tensors_that_are_copied_together_are_adjacent() -> None:
+    """Of one element size: volatile ones, then settled ones; each of one device, then by size."""
+    forms = [
+        ("host", 9, True, "cpu"),
+        ("large", 9, True, "meta"),
+        ("small", 2, True, "meta"),
+        ("mean", 5, False, "meta"),
+        ("step", 1, True, "cpu"),
+        ("middle", 4, True, "meta"),
+    ]
+    refs = [TensorRef("o", n, torch.empty(c, device=d), s) for n, c, s, d in forms]
+    (file,) = StateLayout.plan(CapturedState(refs, {}, {})).files
+    placed = sorted(file.tensors, key=lambda tensor: tensor.offset)
+    names = ["mean", "step", "host", "small", "middle", "large"]
+    names = ["mean", "step", "host", "small", "middle", "large"]
+    assert [tensor.name for tensor in placed] == names
+
+
+def test_files_list_their_tensors_in_the_order_of_the_state() -> None:
+    """Also where they lie in another order: a state dict that is read from one keeps its order."""
+    model = Mixed()
+    layout = take(CFCheckpoint(rng=False, model=model)).layout
+    assert [tensor.name for tensor in layout.files[0].tensors] == [*model.state_dict()]
+    length = struct.unpack("<Q", layout.header(0)[:8])[0]
+    header = json.loads(layout.header(0)[8 : 8 + length])
+    assert [*header] == ["__metadata__", *model.state_dict()]
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf:UserWarning")
