@@ -370,13 +370,17 @@ class Arena:
         *,
         truncate: bool,
         hurry: threading.Event | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
-        """Unpin and unmap slots, after the latest preparation of some of them; any thread."""
+        """Unpin and unmap slots, after the latest preparation of some of them; any thread.
+
+        Where ``stop`` is set, pages go when the last process unmaps them, not before.
+        """
         is_stopped = preparation is None or preparation.cancel(timeout_s=self._close_timeout_s)
         for slot in slots:
             # Unpinned first: a driver must not have pages that the file no longer has.
             if is_stopped and (slot.pins is None or slot.pins.release(hurry=hurry)):
-                _free(slot, truncate=truncate)
+                _free(slot, truncate=truncate, stop=stop)
             else:
                 _still_pinned.append(slot)
 
@@ -385,8 +389,8 @@ class _Preparation:
     """Faults slots in and pins them, in one thread or in the caller's.
 
     ``fault_in_bytes`` of each; None: what they have already, whose content stays. ``drop`` gives
-    the memory of ``old`` slots back before, also if it is to end early: both may not fit the
-    memory. ``hurry``: somebody waits for the slots. ``ended`` is set in any case, after ``error``.
+    the memory of ``old`` slots back before: both may not fit. ``hurry``: somebody waits for the
+    slots. ``ended`` is set in any case, after ``error``.
     """
 
     def __init__(
@@ -421,7 +425,7 @@ class _Preparation:
     def run(self) -> None:
         try:
             if self._drop is not None:
-                self._drop(hurry=self.hurry)
+                self._drop(hurry=self.hurry, stop=self._stop)
                 self._drop = None
             for slot in self.slots:
                 self._fault_in(slot)
@@ -502,9 +506,15 @@ def _adopted_slot(offered: OfferedSlot, piece_bytes: int) -> Slot:
         raise
 
 
-def _free(slot: Slot, *, truncate: bool) -> None:
+def _free(slot: Slot, *, truncate: bool, stop: threading.Event | None = None) -> None:
+    """Unmap it; ``truncate``: free its pages first, whoever maps it, unless ``stop`` is set."""
     if truncate:
-        os.ftruncate(slot.fd, 0)
+        for size in range(slot.num_bytes - _FAULT_CHUNK_BYTES, 0, -_FAULT_CHUNK_BYTES):
+            if stop is not None and stop.is_set():
+                break
+            os.ftruncate(slot.fd, size)
+        else:
+            os.ftruncate(slot.fd, 0)
     with contextlib.suppress(BufferError):  # a view is still in use: unmapped with it
         slot.memory.close()
     os.close(slot.fd)

@@ -38,27 +38,33 @@ class UpdateStreams:
     def __init__(self, backends: Mapping[str, Device] = BACKENDS) -> None:
         self._backends = backends
         self._streams: dict[torch.device, list[Stream]] = {}
+        self._devices: list[tuple[Device, torch.device]] = []
         self._is_read = False
+        self._was_read = False
 
     def note(self) -> None:
         """An update is about to be queued; not during a graph capture."""
-        for backend in self._backends.values():
-            if not backend.is_in_use():
-                continue
-            if self._is_read:
-                self._streams.clear()
-                self._is_read = False
-            for device in backend.devices():
-                known, stream = self._streams.setdefault(device, []), backend.current_stream(device)
-                if stream not in known:
-                    known.append(stream)
+        if self._is_read or not self._was_read:  # later not each time: it asks the driver
+            self._devices = [
+                (backend, device)
+                for backend in self._backends.values()
+                if backend.is_in_use()
+                for device in backend.devices()
+            ]
+        if self._is_read:
+            self._streams.clear()
+            self._is_read = False
+        for backend, device in self._devices:
+            known, stream = self._streams.setdefault(device, []), backend.current_stream(device)
+            if stream not in known:
+                known.append(stream)
 
     def read(self, device: torch.device) -> Sequence[Stream]:
         """The streams of the updates before a snapshot, which begins now.
 
         The next update starts a new list; without one, the next snapshot reads the same.
         """
-        self._is_read = True
+        self._is_read = self._was_read = True
         return self._streams.get(device, ())
 
 

@@ -17,11 +17,13 @@ Staging buffers are reused, so a snapshot first waits, on the device, for the pr
 memory is allocated for which PyTorch's allocator would have to give back what it has cached, since
 it waits for the device then: the staging buffer is smaller where there is no room for all of it,
 and without one tensors are copied one by one, strided ones in pieces that are too small to matter.
-Without the few bytes in which the watch over settled tensors reads, all of them count as volatile.
+Only the few bytes in which the watch over settled tensors reads are asked for once in any case;
+without them, all tensors count as volatile.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -50,6 +52,8 @@ from checkfreq.snapshot.packing import (
 )
 from checkfreq.snapshot.watch import watches_over
 from checkfreq.types import SnapshotPlace
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +408,13 @@ class DeviceCopier:
         is_first, self._has_watched = not self._has_watched, True
         on_device = self._allocate(BUFFER_BYTES, at_any_rate=is_first)
         if on_device is None:
+            if is_first:
+                logger.warning(
+                    "%s: no room for %d bytes in which to watch over settled tensors. Without "
+                    "them, training waits on the device for each snapshot to be copied",
+                    self.index,
+                    BUFFER_BYTES,
+                )
             return False
         with self._lock:
             self._watch_buffers.append((on_device, self._device.allocate_host(BUFFER_BYTES)))

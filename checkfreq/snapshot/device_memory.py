@@ -78,6 +78,7 @@ class DeviceRoom:
                     error,
                 )
             return
+        self._tells_nothing = False
         self._look = None if free is None else _Look(free, use)
         if self._refused_bytes is not None and self._has_ample_room(self._refused_bytes):
             self._refused_bytes = None

@@ -29,7 +29,7 @@ from iterators.order.position import Identity
 from iterators.order.seeds import default_seed
 from iterators.protocol import Adapter
 from iterators.torch.sampling import LoaderSettings
-from iterators.torch.worker_start import WorkerStart
+from iterators.torch.worker_start import WorkerStart, on_cpu
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ def workers_started(engine: DataLoader[Any]) -> Iterator[Any]:
     if torch.get_default_device().type == "cpu":
         batches = iter(engine)
     else:
-        with torch.device("cpu"):
+        with on_cpu():
             batches = iter(engine)
     if engine.num_workers:
         _leave_workers_to_parent()

@@ -15,12 +15,28 @@ import ctypes
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import torch
+
 _PR_SET_PDEATHSIG = 1
+_CPU = torch.device("cpu")
+_is_on_cpu = False  # a forked worker inherits it, and the context that it tells of
+
+
+@contextlib.contextmanager
+def on_cpu() -> Iterator[None]:
+    """The CPU is the default device, in workers that are started here as well."""
+    global _is_on_cpu
+    with _CPU:
+        _is_on_cpu = True
+        try:
+            yield
+        finally:
+            _is_on_cpu = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +50,19 @@ class WorkerStart:
             os.setpgid(0, 0)
         signal.signal(signal.SIGTERM, _leave)
         _end_with_parent()
+        if _is_on_cpu:
+            _stay_on_cpu()
         if self.user is not None:
             self.user(worker)
+
+
+def _stay_on_cpu() -> None:
+    """Make the CPU the default device without a context, or the user could set no other."""
+    _CPU.__exit__(None, None, None)
+    with contextlib.suppress(AssertionError):  # torch's, in a context of the user's own
+        torch.set_default_device(_CPU)
+    if torch.get_default_device() != _CPU:
+        _CPU.__enter__()
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

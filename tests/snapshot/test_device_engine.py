@@ -81,7 +81,7 @@ def test_in_every_order_a_watched_update_behind_the_fence_voids_nothing() -> Non
 @PLACES
 @pytest.mark.parametrize("seed", range(20))
 def test_without_memory_for_the_watch_no_write_comes_between(
-    place: SnapshotPlace, seed: int
+    place: SnapshotPlace, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake = FakeDevice(Seeded(seed))
     state = State(fake, is_watched=True)
@@ -93,6 +93,7 @@ def test_without_memory_for_the_watch_no_write_comes_between(
         state.write("weight", step)  # asks no fence
     recorder.finish()
     assert fake.memory().ooms == 1, "asked for once where there is no room"
+    assert caplog.text.count("no room for 4096 bytes in which to watch") == 1
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -97,6 +97,17 @@ def test_an_accelerator_of_which_nothing_was_saved_is_named(
     assert "rng.cuda:2: not restored, the checkpoint has the states of cuda:0" in caplog.text
 
 
+def test_a_kind_of_device_that_this_torch_does_not_know_is_named(
+    machine: Accelerators, caplog: pytest.LogCaptureFixture
+) -> None:
+    shot = take(on_host())
+    state = shot.found.manifest.objects["rng"]["state"]
+    state["npu:0"] = state.pop("cuda:0")
+    restore(on_host(), shot)
+    assert "rng.npu:0: not restored, this process has no such device" in caplog.text
+    assert "rng.cuda:0: not restored, the checkpoint has the states of npu:0" in caplog.text
+
+
 def test_a_checkpoint_of_a_run_without_accelerators_says_nothing_of_them(
     machine: Accelerators, caplog: pytest.LogCaptureFixture
 ) -> None:

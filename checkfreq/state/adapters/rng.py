@@ -72,23 +72,24 @@ def _on_devices_here(state: dict[str, Any], findings: Findings) -> dict[str, Any
     A rank may run on another device than it did. Where it uses as many devices as it did, each
     takes the place of the one that had its rank in order; otherwise they go by their names.
     """
-    saved = sorted((torch.device(n) for n in state if n not in _ON_HOST), key=_in_order)
-    live = sorted(devices_in_use(), key=_in_order)
-    if [device.type for device in saved] == [device.type for device in live]:
-        names = dict(zip(map(str, saved), map(str, live), strict=True))
+    # As text: a checkpoint may name a kind of device that this torch does not know.
+    saved = sorted((name for name in state if name not in _ON_HOST), key=_kind_and_index)
+    live = sorted(map(str, devices_in_use()), key=_kind_and_index)
+    if [_kind_and_index(name)[0] for name in saved] == [_kind_and_index(name)[0] for name in live]:
+        names = dict(zip(saved, live, strict=True))
         return {names.get(name, name): value for name, value in state.items()}
     if saved:
-        known = ", ".join(map(str, saved))
         findings.notes += [
-            f"rng.{device}: not restored, the checkpoint has the states of {known}"
-            for device in live
-            if device not in saved
+            f"rng.{name}: not restored, the checkpoint has the states of {', '.join(saved)}"
+            for name in live
+            if name not in saved
         ]
     return state
 
 
-def _in_order(device: torch.device) -> tuple[str, int]:
-    return device.type, device.index or 0
+def _kind_and_index(name: str) -> tuple[str, int]:
+    kind, _, index = name.partition(":")
+    return kind, int(index or 0)
 
 
 def require_rng_fields(saved: SavedObject) -> None:

@@ -1,6 +1,6 @@
 """A default device of the user's changes neither what is served nor what is drawn.
 
-"meta" stands for any: ``torch.set_default_device`` enters the context that is used here.
+"meta" stands for any.
 """
 
 from __future__ import annotations
@@ -67,6 +67,41 @@ def test_batches_and_the_users_numbers_are_the_same(kind: str) -> None:
         assert torch.get_default_device().type == "meta"
     assert found == expected
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.fixture
+def default_device() -> Iterator[None]:
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+def named(samples: list[object]) -> str:
+    """A ``collate_fn`` that tells which device is the default where it runs."""
+    return str(torch.get_default_device())
+
+
+def on_the_gpu(worker: int) -> None:
+    torch.set_default_device("cuda:3")
+
+
+@pytest.mark.usefixtures("default_device")
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize(("init", "found"), [(None, "cpu"), (on_the_gpu, "cuda:3")])
+def test_workers_have_the_cpu_or_what_their_init_function_says(
+    start: str, init: Callable[[int], None] | None, found: str
+) -> None:
+    settings = {"num_workers": 1, "multiprocessing_context": start, "worker_init_fn": init}
+    users: DataLoader[Any] = DataLoader(DATA, 20, collate_fn=named, **settings)
+    assert [*CFIterator(users)] == [found]
+    assert torch.get_default_device().type == "meta"
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_started_in_a_context_have_the_cpu(start: str) -> None:
+    with torch.device("meta"):
+        users = DataLoader(DATA, 20, collate_fn=named, num_workers=1, multiprocessing_context=start)
+        assert [*CFIterator(users)] == ["cpu"]
 
 
 def test_the_users_dataset_has_the_default_device_in_this_process() -> None:
