@@ -67,7 +67,7 @@ docs: $(VENV)/.docs ## the documentation, into build/docs; a warning is an error
 bench: $(VENV)/.peers ## the suite on the CPU (about 20 minutes); appends to benchmarks/results, rewrites the pages
 	$(PY) -m benchmarks run --minutes 25 $(ONLY)
 
-gpu-proof: ## what only a GPU can show: PART=1 (7 minutes), 2 (3 minutes) or 3; uses PYTHON as it is where that has PyTorch
+gpu-proof: ## what only a GPU can show: PART=1 (7 minutes), 2 (3 minutes) or 3 (20 minutes); uses PYTHON as it is where that has PyTorch
 	@py=$(PYTHON); if ! $$py -c 'import $(GPU_NEEDS)' 2>/dev/null; then \
 	  $(MAKE) $(VENV)/.dev; py=$(PY); fi; set -ex; \
 	PYTHONPATH=. $$py -m tests.gpu --part $(PART) --out '$(TO)' $(PROOF)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from benchmarks.lab.estimate import Sample, sample
 from benchmarks.lab.training import Loop
@@ -44,10 +45,18 @@ class Window:
 
 
 class Hooks:
-    """The current hooks of the optimizer, removed except while ``attached``."""
+    """The current hooks of the optimizer and of all optimizers, removed except while ``attached``.
+
+    Make it right after its manager: the next manager's hook is one of all optimizers as well.
+    """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        live = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+        live = (
+            optimizer._optimizer_step_pre_hooks,
+            optimizer._optimizer_step_post_hooks,
+            _global_optimizer_pre_hooks,
+            _global_optimizer_post_hooks,
+        )
         self._hooks = [(hooks, dict(hooks)) for hooks in live]
         self._take_off()
 

@@ -6,8 +6,10 @@ import os
 from collections import deque
 
 import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from benchmarks.lab.paired import drain, user_and_stolen_s
+from benchmarks.lab.paired import Hooks, drain, user_and_stolen_s
 
 
 class FakeManager:
@@ -41,6 +43,19 @@ class FakeLoop:
 def test_training_continues_until_no_background_work_is_left(left: int, iterations: int) -> None:
     loop = FakeLoop()
     assert drain(loop, FakeManager(left)) == loop.count == iterations
+
+
+def test_only_windows_with_hooks_run_hooks_be_they_of_one_optimizer_or_of_all() -> None:
+    optimizer, calls = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]), list[str]()
+    optimizer.register_step_pre_hook(lambda *_: calls.append("one"))
+    register_optimizer_step_pre_hook(lambda *_: calls.append("all"))
+    hooks = Hooks(optimizer)
+    optimizer.step()
+    assert calls == []
+    with hooks.attached():
+        optimizer.step()
+    optimizer.step()
+    assert calls == ["all", "one"]
 
 
 def test_time_in_the_kernel_is_not_foreign() -> None:

@@ -198,8 +198,12 @@ class Taken:
         raise KeyError(name)
 
     def values(self) -> dict[str, set[float]]:
-        """The values that occur in each tensor."""
-        return {name: set(self[name].unique().tolist()) for name, *_ in self._forms}
+        """The least and the greatest value of each tensor: one, if it has no other."""
+        return {name: _extremes(self[name]) for name, *_ in self._forms}
+
+
+def _extremes(tensor: Tensor) -> set[float]:
+    return set(torch.stack(tensor.aminmax()).tolist()) if tensor.numel() else set()
 
 
 def warm_up() -> None:

@@ -1,7 +1,8 @@
-"""The interval that AUTO chooses for the state of GPT-2 with 1.5 billion parameters, at 3.5 %.
+"""The interval that AUTO chooses for a third of the layers of GPT-2 XL, or for all, at 3.5 %.
 
-    python -m tests.gpu.stages.gpt2 [--dry]
+    python -m tests.gpu.stages.gpt2 [--dry] [--whole]
 
+``--whole``: 48 layers, 1.5 billion parameters, whose slots alone take a minute to prepare.
 The overhead is what the second checkpoint and those after it cost the iterations that they touched,
 by events of the device, relative to ``k`` iterations that none touched: those between checkpoints,
 and some without a manager at the end. There are fewer layers where memory or disk are too small, or
@@ -11,6 +12,7 @@ where a checkpoint would take too long to write.
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,10 +33,13 @@ from tests.gpu.stages.resuming import Stage, part
 BOUND = 0.035
 #: What a measurement of some seconds may be off by.
 _MARGIN = 0.005
-_LAYERS, _WIDTH, _VOCABULARY, _TOKENS = 48, 1600, 50257, 1024
+_WIDTH, _VOCABULARY, _TOKENS = 1600, 50257, 1024
+_IS_WHOLE = "--whole" in sys.argv
+#: Layers; the seconds of training with the manager, and of a write: all at most.
+_LAYERS, _AT_MOST_S, _WRITTEN_WITHIN_S = (48, 80.0, 12.0) if _IS_WHOLE else (16, 25.0, 4.0)
 _ADAMW_BYTES = 12  # of a parameter and its moments
 _ON_DEVICE = 3.0  # state, gradients, what AdamW and the activations take, relative to the state
-_WRITTEN_WITHIN_S = 12.0
+_CHECKPOINTS = 3
 _GIB = 2**30
 
 
@@ -53,11 +58,11 @@ def measure(stage: Stage, folder: Path) -> None:
     batch, tokens = (2, 32) if stage.is_dry else (4, _TOKENS)
     loop = Loop(name, batch=batch, tokens=tokens, device=stage.device, amp=True, small=stage.is_dry)
     clock = Clock(loop)
-    at_most_s, checkpoints, num_after = (20.0, 3, 8) if stage.is_dry else (30.0, 4, 16)
+    at_most_s, num_after = (20.0, 8) if stage.is_dry else (_AT_MOST_S, 16)
     clock.iterate(3)  # memory is allocated, kernels are loaded
     manager = loop.manager(folder / "chk", max_overhead=BOUND)
     try:
-        trained = _trained(clock, manager, folder / "chk", at_most_s, checkpoints)
+        trained = _trained(clock, manager, folder / "chk", at_most_s)
         stats, committed = manager.stats(), events(folder / "chk", "committed")
     finally:
         error = InterruptedError("the measurement is over")
@@ -71,7 +76,8 @@ def measure(stage: Stage, folder: Path) -> None:
         "k": stats["interval_steps"],
     }
     if about["k"] is None or len(committed) < 2:
-        say("interval", **about, ok=False, why="there were too few checkpoints in this time")
+        claim = {"ok": False} if _IS_WHOLE or stage.is_dry else {}  # else the time is short
+        say("interval", **about, why="there were too few checkpoints in this time", **claim)
         return
     clean_s = [one for one, touched in trained[committed[0]["at_step"] :] if not touched]
     iteration_s = statistics.fmean([*clean_s, *after_s])
@@ -84,7 +90,7 @@ def measure(stage: Stage, folder: Path) -> None:
 
 
 def _trained(
-    clock: Clock, manager: CFManager, chk_dir: Path, at_most_s: float, checkpoints: int
+    clock: Clock, manager: CFManager, chk_dir: Path, at_most_s: float
 ) -> list[tuple[float, bool]]:
     """The seconds of each iteration from step 1 on, and whether a checkpoint touched it.
 
@@ -93,7 +99,7 @@ def _trained(
     """
     is_late, seconds, num_said = passed(at_most_s), clock.begun(), 0
     in_flight: list[bool] = []
-    while not is_late() and num_said < checkpoints:
+    while not is_late() and num_said < _CHECKPOINTS:
         in_flight.append(manager.stats()["num_in_flight"] > 0)
         clock.iterate()
         manager.step()

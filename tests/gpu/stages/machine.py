@@ -1,13 +1,15 @@
-"""This machine: versions, the disk, copies from the device, and pinning as slots are pinned.
+"""This machine: versions, copies from the device, pinning as slots are pinned, and the disk.
 
 ``copies``: GiB/s from the device to host memory that is pageable, that the driver allocated, and
-that is a slot's (a memfd, registered). ``registering``: the driver's seconds per GiB of a slot, and
-the longest time between two launches of a thread that launches all the time: alone, and meanwhile.
+that is a slot's (a memfd, registered). ``registering``: seconds per GiB until a slot has its pages,
+those of the driver for it, and the longest time between two launches of a thread that launches all
+the time: alone, and while the driver works.
 """
 
 from __future__ import annotations
 
 import platform
+import shutil
 import statistics
 import threading
 import time
@@ -40,8 +42,8 @@ def main() -> None:
     device = torch.device("cpu" if dry else "cuda")
     num_bytes = 16 * _MIB if dry else PIECE_BYTES
     say("versions", **versions(dry))
-    disk(num_bytes)
     copies_and_pinning(device, num_bytes)
+    disk(num_bytes)
 
 
 def versions(dry: bool) -> dict[str, object]:
@@ -56,6 +58,7 @@ def versions(dry: bool) -> dict[str, object]:
         "kernel": machine.kernel,
         "cpu": f"{cpu_model()}, {torch.get_num_threads()} threads",
         "host_gib": None if host_bytes is None else round(host_bytes / _GIB, 1),
+        "dev_shm_gib": round(shutil.disk_usage("/dev/shm").total / _GIB, 1),
     }
     if not dry:
         card = torch.cuda.get_device_properties(0)
@@ -83,11 +86,13 @@ def copies_and_pinning(device: torch.device, num_bytes: int) -> None:
     allocated = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda")
     speeds["cudaHostAlloc"] = _gib_per_s(allocated, source)
     arena = Arena(config=CFConfig(num_slots=1, arena_slack=0.0))  # faulted in, and not pinned
+    began_s = time.perf_counter()
     arena.allocate(num_bytes)
     if not arena.wait_ready(timeout_s=_PATIENCE_S):
         raise SystemExit(f"no slot within {_PATIENCE_S:.0f} s")
+    fault_in_s = time.perf_counter() - began_s
     (slot,) = arena.slots
-    registering(slot, device)
+    registering(slot, device, fault_in_s=fault_in_s)
     in_slot = torch.frombuffer(slot.memory, dtype=torch.uint8, count=num_bytes)
     speeds["memfd, registered"] = _gib_per_s(in_slot, source)
     ratio = speeds["memfd, registered"] / speeds["cudaHostAlloc"]
@@ -113,7 +118,7 @@ def _gib_per_s(target: torch.Tensor, source: torch.Tensor) -> float:
     return source.numel() / _GIB / statistics.median(once() for _ in range(3))
 
 
-def registering(slot: Slot, device: torch.device) -> None:
+def registering(slot: Slot, device: torch.device, *, fault_in_s: float) -> None:
     """Pin a slot while the training thread launches."""
     alone_ms = longest_gap_ms(device, lambda: time.sleep(0.3))
 
@@ -123,9 +128,11 @@ def registering(slot: Slot, device: torch.device) -> None:
         slot.pins = pinner.pin(slot.address, slot.num_bytes, hurry=never, stop=never)
 
     meanwhile_ms = longest_gap_ms(device, pin)
-    per_gib = None if slot.pins is None else slot.pins.seconds / (slot.num_bytes / _GIB)
+    gib = slot.num_bytes / _GIB
+    per_gib = None if slot.pins is None else slot.pins.seconds / gib
     say(
         "registering",
+        fault_in_s_per_gib=round(fault_in_s / gib, 4),
         s_per_gib=per_gib,
         longest_gap_alone_ms=alone_ms,
         longest_gap_ms=meanwhile_ms,

@@ -1,4 +1,4 @@
-"""A restore of 8 GiB onto the device: from the memory that a killed run left, and from the disk.
+"""A restore of 4 GiB onto the device: from the memory that a killed run left, and from the disk.
 
     python -m tests.gpu.stages.restoring [--dry]
 
@@ -35,7 +35,7 @@ def main() -> None:
     """Print the speed of each restore beside that of a raw read, and whether the bits are equal."""
     stage = Stage.begin()
     context = stage.processes("benchmarks.restore.child")
-    gib = 1 / 32 if stage.is_dry else 8.0
+    gib = 1 / 32 if stage.is_dry else 4.0
     with part("restoring") as folder:
         state = State(int(gib * _GIB), _NUM_TENSORS, stage.device.type)
         chk_dir = folder / "chk"

@@ -153,8 +153,13 @@ def restore(stage: Stage, manager: CFManager, model: nn.Module) -> None:
 
 
 def tick(manager: CFManager, kill: int) -> None:
-    """Die before the update ``kill``; two updates earlier, wait until something is durable."""
+    """Die before the update ``kill``; two updates earlier, wait until something is durable.
+
+    Before that wait for slots, or a few fast updates would be over without a checkpoint.
+    """
     update = manager.global_step + 1
+    if update < kill - 2:
+        manager._pipeline._arena.wait_ready(timeout_s=60.0)
     if update == kill - 2:
         manager.wait()
     if update == kill:
