@@ -441,14 +441,14 @@ CAPTURE = (
         "slots that are too small are freed after the new ones have memory",
         ARENA,
         "            if self._drop is not None:\n"
-        "                self._drop(hurry=self.hurry)\n"
+        "                self._drop(hurry=self.hurry, stop=self._stop)\n"
         "                self._drop = None\n"
         "            for slot in self.slots:\n"
         "                self._fault_in(slot)\n",
         "            for slot in self.slots:\n"
         "                self._fault_in(slot)\n"
         "            if self._drop is not None:\n"
-        "                self._drop(hurry=self.hurry)\n"
+        "                self._drop(hurry=self.hurry, stop=self._stop)\n"
         "                self._drop = None\n"
         "            for slot in self.slots:\n",
         "test_training_goes_on_while_slots_that_are_too_small_are_unpinned",
