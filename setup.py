@@ -25,7 +25,8 @@ def long_description() -> str:
 
 
 DALI = ["nvidia-dali-cuda120"]
-BENCH = ["torchvision>=0.26", "pillow", "tqdm", "safetensors", "matplotlib"]
+EXAMPLES = ["torchvision>=0.26", "pillow", "tqdm"]
+BENCH = [*EXAMPLES, "safetensors", "matplotlib"]
 # What the benchmarks run beside ours.
 PEERS = [*DALI, "accelerate", "lightning", "torchdata", "torchsnapshot", "transformers"]
 LIGHTNING = ["lightning>=2.5"]
@@ -90,6 +91,7 @@ setup(
         "dali": DALI,
         "dev": DEV,
         "docs": DOCS,
+        "examples": EXAMPLES,
         "lightning": LIGHTNING,
         "mirror": MIRROR,
         "peers": PEERS,

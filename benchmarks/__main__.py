@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import suite
-from benchmarks.imagenet.options import is_installed
 from benchmarks.suite import Call, Outcome
+from checkfreq.examples.imagenet.options import is_installed
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,8 +1,8 @@
 """``make demo``: train, get killed twice in mid-epoch, resume, and end with the same bits.
 
-Two runs of `benchmarks.imagenet` with the same flags: one undisturbed, one that this process
-kills with SIGKILL, first at a random instant, then while a checkpoint is being written. Every
-figure in the table is measured in this run. The exit status is 1 if a claim does not hold.
+Two runs of `checkfreq.examples.imagenet` with the same flags: one undisturbed, one that this
+process kills with SIGKILL, first at a random instant, then while a checkpoint is being written.
+Every figure in the table is measured in this run. The exit status is 1 if a claim does not hold.
 """
 
 from __future__ import annotations

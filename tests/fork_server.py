@@ -14,7 +14,7 @@ _PRELOADED = [
     "torch._dynamo",  # torch.optim imports it at its first step, which takes seconds
     "torch._dynamo.backends.debugging",
     "torch._functorch.aot_autograd",
-    "benchmarks.imagenet.models",
+    "checkfreq.examples.imagenet.models",
     "tests.crash.programs",
     "tests.exactness.trainer",
     "tests.integrations.ranks",

@@ -54,13 +54,17 @@ def modules(*packages: str) -> dict[str, ast.Module]:
     return found
 
 
-MODULES = modules("checkfreq", "iterators")
+#: Whole programs on top of both packages, which no layer may import.
+EXAMPLES = modules("checkfreq/examples")
+MODULES = {
+    name: tree for name, tree in modules("checkfreq", "iterators").items() if name not in EXAMPLES
+}
 #: benchmarks/, from the bottom up: what benchmarks share. Every other folder is a benchmark.
-SHARED = ("imagenet", "make_images", "lab", "peers")
+SHARED = ("make_images", "lab", "peers")
 #: What brings the benchmarks together may import all of them.
 ABOVE = ("tables", "plots", "summary", "suite", "demo", "__main__")
 BENCHMARKS = modules("benchmarks")
-ALL = MODULES | BENCHMARKS
+ALL = MODULES | EXAMPLES | BENCHMARKS
 
 
 def is_package(name: str) -> bool:
@@ -201,9 +205,10 @@ def test_a_benchmark_imports_what_is_shared_and_itself(name: str) -> None:
         assert folder_of(target) in allowed, f"{name} imports {target}"
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_no_package_imports_a_benchmark(name: str) -> None:
-    assert not imported(name) & set(BENCHMARKS)
+@pytest.mark.parametrize("name", [*MODULES, *EXAMPLES])
+def test_no_package_imports_a_benchmark_and_no_layer_an_example(name: str) -> None:
+    outside = {*BENCHMARKS, *EXAMPLES} if name in MODULES else {*BENCHMARKS}
+    assert not imported(name) & outside
 
 
 @pytest.mark.parametrize("name", torch_free_modules())
@@ -228,7 +233,8 @@ def test_cuda_is_named_in_one_file() -> None:
         str(path.relative_to(ROOT))
         for package in ("checkfreq", "iterators")
         for path in (ROOT / package).rglob("*.py")
-        if re.search(r"torch\.cuda\b|from torch import .*\bcuda\b|\bCuda[A-Z]", path.read_text())
+        if "examples" not in path.parts
+        and re.search(r"torch\.cuda\b|from torch import .*\bcuda\b|\bCuda[A-Z]", path.read_text())
     }
     # The second registers what the first defines.
     assert naming == {"checkfreq/snapshot/cuda.py", "checkfreq/snapshot/backends.py"}

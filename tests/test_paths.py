@@ -31,6 +31,7 @@ ALLOWED = {
     "checkfreq.doctor.machine": "/dev/shm, /proc and /sys",
     "checkfreq.supervisor.becoming": "the script, and the folder that it imports from",
     "checkfreq.supervisor.board": "/proc, where the supervisor's own memory is",
+    "checkfreq.supervisor.processes": "/proc",
     "checkfreq.formats.numpy_reader": "stands alone: it may be copied out of the package",
     "checkfreq": "its own sources, and a user's iterators.py",
     "checkfreq.state.sharers": "/proc",

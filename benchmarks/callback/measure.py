@@ -29,9 +29,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from benchmarks.imagenet.models import import_torchvision
 from benchmarks.lab.record import emit
 from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq.examples.imagenet.models import import_torchvision
 from iterators import CFIterator
 
 ALLOWED_US = 50.0

@@ -12,11 +12,11 @@ import torch
 
 from benchmarks.frequency.decided import Choice
 from benchmarks.frequency.findings import Findings, Setting
-from benchmarks.imagenet.models import MODELS as IMAGE_MODELS
 from benchmarks.lab import record
 from benchmarks.lab.overheads import Measured
 from benchmarks.lab.training import Loop
 from benchmarks.peers import OURS, Peer
+from checkfreq.examples.imagenet.models import MODELS as IMAGE_MODELS
 
 
 class Report:

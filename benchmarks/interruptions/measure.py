@@ -4,9 +4,9 @@
     python -m benchmarks.interruptions --data /imagenet --arch resnet50 --batch-size 256 \\
         --image-size 224 --workers 12 --epochs 2 --every 600 --amp
 
-`benchmarks.imagenet` runs in a separate process. SIGKILL ends it every ``--every`` seconds, first
-after a delay drawn from ``--seed``, at the same times since the start in every interrupted arm. The
-same command starts it again until it is done. Other options are passed on.
+`checkfreq.examples.imagenet` runs in a separate process. SIGKILL ends it every ``--every`` seconds,
+first after a delay drawn from ``--seed``, at the same times since the start in every interrupted
+arm. The same command starts it again until it is done. Other options are passed on.
 
 Arms: ``uninterrupted, no checkpoints`` is the base; ``uninterrupted, auto``; and, interrupted,
 ``auto``, ``epoch boundary`` (a checkpoint per epoch) and ``synchronous`` (at the last interval of
@@ -40,7 +40,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.imagenet import options
 from benchmarks.interruptions.restarts import (
     BASE,
     UNINTERRUPTED,
@@ -56,6 +55,7 @@ from benchmarks.lab.estimate import quartiles
 from benchmarks.lab.record import emit
 from benchmarks.lab.runs import Run, Survival, survive
 from benchmarks.make_images import ImageSet, make
+from checkfreq.examples.imagenet import options
 
 SYNCHRONOUS = "synchronous"
 CHECKFREQ = ("--checkfreq",)
@@ -90,7 +90,7 @@ def _arguments(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, l
     """This benchmark's options, and those for the training script."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0] if __doc__ else "",
-        epilog="Other options are passed to benchmarks.imagenet.",
+        epilog="Other options are passed to checkfreq.examples.imagenet.",
         allow_abbrev=False,
     )
     _add_training(parser)

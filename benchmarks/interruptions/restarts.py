@@ -11,7 +11,7 @@ from typing import Any
 #: The arms that are never interrupted; the others are compared with the first.
 BASE, UNINTERRUPTED = "uninterrupted, no checkpoints", "uninterrupted, auto"
 
-#: What `benchmarks.imagenet --history` says of an update: ``step``, ``time_unix_s``, ``loss``.
+#: What `imagenet --history` says of an update: ``step``, ``time_unix_s``, ``loss``.
 Update = Mapping[str, Any]
 
 

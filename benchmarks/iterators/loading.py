@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.imagenet.images import SCALE, open_images
-from benchmarks.imagenet.options import is_installed
 from benchmarks.lab.estimate import Sample, estimate
 from benchmarks.lab.record import emit
 from benchmarks.make_images import ImageSet, make
+from checkfreq.examples.imagenet.images import SCALE, open_images
+from checkfreq.examples.imagenet.options import is_installed
 from iterators import CFIterator
 
 BATCH, CLASSES, ALLOWED = 32, 8, 0.03
@@ -76,7 +76,7 @@ def torch_epochs(data: Path, size: int, workers: int) -> tuple[Epoch, Epoch]:
 
 def dali_epochs(data: Path, size: int) -> tuple[Epoch, Epoch]:
     """DALI's reader and random operators, and our reader and random numbers."""
-    from benchmarks.imagenet.dali_images import plain_train
+    from checkfreq.examples.imagenet.dali_images import plain_train
     from iterators.dali import imagenet_train
 
     plain = plain_train(data / "train", BATCH, image_size=size)

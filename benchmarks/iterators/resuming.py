@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.imagenet.options import is_installed
 from benchmarks.iterators.resuming_shared import BATCH, CannotResume, Prepare
 from benchmarks.iterators.resuming_torch import ours, skipping, stateful
 from benchmarks.lab.record import emit
+from checkfreq.examples.imagenet.options import is_installed
 
 PLACES = (0.001, 0.5, 0.999)
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.imagenet.models import import_torchvision
+from checkfreq.examples.imagenet.models import import_torchvision
 
 #: Name -> the sizes of its configuration; "bert" is BERT-large, "gpt2" the smallest GPT-2.
 LANGUAGE_MODELS: dict[str, dict[str, int]] = {

@@ -1,4 +1,4 @@
-"""A training by `benchmarks.imagenet` in a separate process, and SIGKILL at given times.
+"""A training by `checkfreq.examples.imagenet` in a separate process, and SIGKILL at given times.
 
 `Run` starts, watches and reads one. `survive` kills it at given times and starts it again with the
 same command until it is done. The whole process group of the trainer is killed, with its loader
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class Run:
     """One training in its own folder: started, watched and possibly killed.
 
-    ``flags`` are those of ``module``, which accepts at least `benchmarks.imagenet`'s output
+    ``flags`` are those of ``module``, which accepts at least `checkfreq.examples.imagenet`'s output
     options. After ``deadline_s`` (monotonic clock) `wait` ends this process. ``starts_unix_s``: the
     time of each start.
     """
@@ -40,7 +40,7 @@ class Run:
         flags: Sequence[str],
         *,
         deadline_s: float = float("inf"),
-        module: str = "benchmarks.imagenet",
+        module: str = "checkfreq.examples.imagenet",
     ) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

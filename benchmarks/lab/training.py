@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from benchmarks.imagenet.models import MODELS as IMAGE_MODELS
-from benchmarks.imagenet.models import SMALLEST_IMAGE, build, loss_of
 from benchmarks.lab.language import LANGUAGE_MODELS, Language
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
+from checkfreq.examples.imagenet.models import MODELS as IMAGE_MODELS
+from checkfreq.examples.imagenet.models import SMALLEST_IMAGE, build, loss_of
 from checkfreq.types import SnapshotPlace
 
 MODELS = (*IMAGE_MODELS, "transformer", *LANGUAGE_MODELS)

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.imagenet.models import import_torchvision
 from benchmarks.lab.record import emit
 from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq.examples.imagenet.models import import_torchvision
 from iterators import CFIterator, ResumableDataLoader
 
 import_torchvision()

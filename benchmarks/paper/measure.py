@@ -36,11 +36,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.imagenet.options import is_installed
 from benchmarks.lab.training import add_device_option
 from benchmarks.paper.arms import Report
 from benchmarks.paper.trial import Trial
 from benchmarks.paper.workloads import Workload, on_cpu, on_gpu
+from checkfreq.examples.imagenet.options import is_installed
 
 #: Only trained if named: it needs about 60 GB of device memory and as much on the host.
 _ON_REQUEST = ("gpt2-xl",)

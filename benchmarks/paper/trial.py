@@ -28,7 +28,7 @@ from benchmarks.paper.workloads import Workload
 from checkfreq.types import SnapshotPlace
 
 if TYPE_CHECKING:
-    from benchmarks.imagenet.images import Stream
+    from checkfreq.examples.imagenet.images import Stream
 
 #: Fractions of a model's time: until AUTO's warm-up, and until the windows are over.
 _SETTLE, _WINDOWS = 0.35, 0.8
@@ -103,7 +103,7 @@ class Trial:
         self._stream = None if args.data is None else self._images()
 
     def _images(self) -> Stream:
-        from benchmarks.imagenet.images import Stream  # torchvision is optional
+        from checkfreq.examples.imagenet.images import Stream  # torchvision is optional
 
         return Stream.of(
             self._args.data,

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.imagenet.models import MODELS as IMAGE_MODELS
 from benchmarks.lab.language import LANGUAGE_MODELS
 from benchmarks.lab.training import Batch, Loop
+from checkfreq.examples.imagenet.models import MODELS as IMAGE_MODELS
 
 #: Training images of ImageNet-1k, and tokens of WikiText-103: what an epoch is on a GPU.
 IMAGENET_IMAGES = 1_281_167

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from benchmarks.imagenet.models import import_torchvision
 from benchmarks.lab.saver import Training
 from benchmarks.peers.folders import Pending
+from checkfreq.examples.imagenet.models import import_torchvision
 
 
 class Lightning:

@@ -37,6 +37,14 @@ def _count(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
     help="How often to start it again (default: as long as its runs make progress).",
 )
 @click.option(
+    "--hang-timeout",
+    "hang_timeout_s",
+    type=click.FloatRange(min=1.0),
+    metavar="SECONDS",
+    help="Kill a run that passes no boundary for so long, and start it again. Must exceed the "
+    "longest start, validation and end of the script.",
+)
+@click.option(
     "--standby",
     is_flag=True,
     help="Keep a process waiting, with torch imported, that becomes the script at the next start; "
@@ -54,6 +62,7 @@ def _count(ctx: click.Context, param: click.Parameter, text: str | None) -> int 
 @click.argument("words", metavar="COMMAND [ARGUMENT ...]", nargs=-1, type=click.UNPROCESSED)
 def command(
     max_restarts: int | None,
+    hang_timeout_s: float | None,
     standby: bool,
     standby_import: tuple[str, ...],
     as_json: bool,
@@ -61,8 +70,9 @@ def command(
 ) -> int:
     """Run a training, and start it again after a crash or a kill.
 
-    Exit status: that of the command's last run; 128 + N if signal N ended it; 2 wrong usage; 126 or
-    127 if the command cannot be run.
+    Exit status: that of the command's last run; 75 if every manager was told to stop, and its last
+    checkpoint is durable; 128 + N if signal N ended it; 2 wrong usage; 126 or 127 if the command
+    cannot be run.
     """
     if not words:
         raise click.UsageError(
@@ -74,6 +84,7 @@ def command(
         say=_say_json if as_json else _say,
         max_restarts=max_restarts,
         standby=[*standby_import] or ([] if standby else None),
+        hang_timeout_s=hang_timeout_s,
     )
     return supervisor.run()
 

@@ -104,7 +104,12 @@ class AtomicDirectory:
 
     @property
     def symlink_name(self) -> str:
-        """The name of the pointer in the output directory."""
+        """The name of the pointer in the output directory.
+
+        It is a symbolic link to a name in its own folder, so that the folder may be moved, and be
+        mounted elsewhere by others. `latest` opens it, and so does ``os.path.realpath``;
+        ``os.readlink`` gives the name alone, which is no path from the working directory.
+        """
         return f"{self._name}.latest_checkpoint"
 
     def latest(self) -> Path | None:

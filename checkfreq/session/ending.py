@@ -55,6 +55,7 @@ class Ending:
         self._tell(record)
         self._session.make_durable("stop", Marks())
         self._progress.has_stopped = True
+        self._session.reporter.end(State.STOPPED)
         self._tell(replace(record, is_durable=True))
 
     def _tell(self, record: StopRecord) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 #: What Python ignores for itself, as `subprocess` does.
 RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
+#: How a persist worker is known among processes: in its command line.
+WORKER = b"checkfreq.persist.worker"
 #: Of a shell: a command that cannot be run, or was not found.
 NOT_RUN, NOT_FOUND = 126, 127
 
@@ -79,6 +83,28 @@ def reap() -> dict[int, Ended]:
         if pid == 0:
             return ended
         ended[pid] = Ended(os.waitstatus_to_exitcode(wait_status))
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL a process and all below it, but the persist workers: they finish what they write."""
+    for one in [pid, *_below(pid)]:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(one, signal.SIGKILL)
+
+
+def _below(pid: int) -> Iterator[int]:
+    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, _read(listed).split()):
+            if WORKER not in _read(Path(f"/proc/{child}/cmdline")):
+                yield child
+                yield from _below(child)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it has ended
+        return b""
 
 
 def become_subreaper() -> None:

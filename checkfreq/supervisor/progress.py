@@ -37,13 +37,15 @@ class Progress:
     def run_ended(self, records: Iterable[Record], *, lived_s: float) -> bool:
         """Whether this run got further than those before it.
 
-        Progress is a newer step in a directory, or its finished mark. A step counts that is newer
-        than what the run restored and than what the run before left. Where nothing was told, a run
-        makes progress that lives for `LONG_ENOUGH_S`.
+        Progress is a newer step in a directory in which it trained, or its finished mark; while a
+        run waits for a directory that another one holds, the other one's steps are not its own. A
+        step counts that is newer than what the run restored and than what the run before left.
+        Where nothing was told, a run makes progress that lives for `LONG_ENOUGH_S`.
         """
         records = list(records)
         now = {record.chk_dir: reached_in(record.chk_dir) for record in records}
-        got_on = any(self._got_on(record, now[record.chk_dir]) for record in records)
+        trained = (record for record in records if record.has_begun)
+        got_on = any(self._got_on(record, now[record.chk_dir]) for record in trained)
         got_on = got_on or (not records and lived_s >= LONG_ENOUGH_S)
         self._before.update(now)
         self.num_in_vain = 0 if got_on else self.num_in_vain + 1

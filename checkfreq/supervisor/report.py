@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from checkfreq.supervisor.board import Record
+from checkfreq.supervisor.board import Record, State
 from checkfreq.supervisor.processes import Ended
 from checkfreq.supervisor.progress import by_directory
+
+#: A run that was told to stop, and whose last checkpoint is durable (docs/stopping.md).
+STOPPED = 75
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,22 @@ class PastRun:
     def step(self) -> int | None:
         """The latest step that it reached; None if that is not known."""
         return max((record.step for record in self.records if record.has_begun), default=None)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether it was told to stop, and its last checkpoint is durable on every rank.
+
+        Its managers say so too: launchers have exit statuses of their own.
+        """
+        records = self.records
+        return self.ended.code == STOPPED or (
+            bool(records) and all(one.state is State.STOPPED for one in records)
+        )
+
+    @property
+    def status(self) -> int:
+        """What a shell would say of it, but `STOPPED` where a launcher made a failure of that."""
+        return STOPPED if self.has_stopped and self.ended.code else self.ended.status
 
     def __str__(self) -> str:
         """``exit by SIGKILL at step 4711``."""

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from checkfreq.supervisor.processes import Ended, reap, start
+from checkfreq.supervisor.processes import Ended, kill_tree, reap, signal_name, start
 from checkfreq.supervisor.signals import (
     FATAL,
     FINAL,
@@ -21,22 +21,31 @@ from checkfreq.supervisor.standby import Standby
 #: Importing torch may take long on a slow file system; a start from scratch would take longer.
 _HAND_OVER_S = 300.0
 _LOOK_S = 0.01
+#: A launcher and a scheduler may both pass on the same signal; one that comes later is another.
+_ANOTHER_S = 5.0
 
 
 class Script:
     """One process at a time. Everything that the supervisor waits for comes as a signal."""
 
     def __init__(
-        self, command: Sequence[str], *, signals: Signals, standby: Standby | None = None
+        self,
+        command: Sequence[str],
+        *,
+        signals: Signals,
+        say: Callable[[str], None],
+        standby: Standby | None = None,
     ) -> None:
         self._command = command
         self._signals = signals
+        self._say = say
         self._standby = standby
         self._pid: int | None = None
         #: How its latest process ended; None while it runs.
         self.ended: Ended | None = None
         #: The first signal that means that it is not to be started again.
         self.told_by: int | None = None
+        self._told_s = 0.0
         #: The signals that its latest process was passed.
         self.passed: set[int] = set()
 
@@ -72,14 +81,19 @@ class Script:
             self._take(self._signals.next(timeout_s=left_s))
         return True
 
+    def kill(self) -> None:
+        """End it and all that it started, but the persist workers."""
+        if self._pid is not None:
+            kill_tree(self._pid)
+
     def _take(self, info: signal.struct_siginfo | None) -> None:
         if info is None:
             return
         if info.si_signo == signal.SIGCHLD:
             self._reap()
             return
-        if self.told_by is None and self._means_the_end(info.si_signo):
-            self.told_by = info.si_signo
+        if self._means_the_end(info.si_signo):
+            self._take_final(info.si_signo)
         self._pass_on(info)
         if info.si_signo == signal.SIGTSTP:
             stop_ourselves()
@@ -87,6 +101,19 @@ class Script:
     def _means_the_end(self, number: int) -> bool:
         """Between two runs nobody else acts on a signal: those end it that would end a script."""
         return number in FINAL or (self._pid is None and number in FATAL)
+
+    def _take_final(self, number: int) -> None:
+        """The first one is the script's to act on; it may hang, so another one kills it."""
+        now_s = time.monotonic()
+        if self.told_by is None:
+            self.told_by, self._told_s = number, now_s
+        elif self._pid is not None and now_s >= self._told_s + _ANOTHER_S:
+            waited_s = now_s - self._told_s
+            self._say(
+                f"{signal_name(number)}, {waited_s:.0f} s after {signal_name(self.told_by)}: "
+                "killing the script"
+            )
+            self.kill()
 
     def _reap(self) -> None:
         ended = reap()  # also of processes that were given to us

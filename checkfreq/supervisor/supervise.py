@@ -29,10 +29,38 @@ if TYPE_CHECKING:
 #: Every wait has an end; what is waited for comes as a signal.
 _LONG_S = 3600.0
 _LOOK_S = 0.1
+#: How long between two looks for a script that hangs, at most.
+_HANG_LOOK_S = 5.0
 #: How long a script may take to pass its first boundary before a standby is started beside it.
 _STARTING_S = 10.0
 #: A worker that writes or uploads for longer than this, after the last run, is not waited for.
 _PERSIST_S = 300.0
+
+
+class _Hang:
+    """Counts how long the board has not changed.
+
+    Only while somebody looks: time in which this process was stopped, or its machine, is not a
+    script's that hangs.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.look_s = min(_HANG_LOOK_S, timeout_s / 10)
+
+    def begin(self, board: int) -> None:
+        """A script is started."""
+        self._board, self._quiet_s, self._looked_s = board, 0.0, time.monotonic()
+
+    def is_over(self, board: int) -> bool:
+        """Whether it is time to end the script, given the board's checksum; begins again then."""
+        now_s = time.monotonic()
+        self._quiet_s += min(now_s - self._looked_s, 2 * self.look_s)
+        self._looked_s = now_s
+        is_over = board == self._board and self._quiet_s >= self.timeout_s
+        if board != self._board or is_over:
+            self._board, self._quiet_s = board, 0.0
+        return is_over
 
 
 class Supervisor:
@@ -40,6 +68,7 @@ class Supervisor:
 
     ``say`` is given one line at a time. ``max_restarts`` of None: as many as make progress.
     ``standby``: the modules that a standby imports besides the usual ones; None for no standby.
+    ``hang_timeout_s``: how long no manager may tell anything; None: for ever.
     """
 
     def __init__(
@@ -50,6 +79,7 @@ class Supervisor:
         say: Callable[[str], None],
         max_restarts: int | None = None,
         standby: Sequence[str] | None = None,
+        hang_timeout_s: float | None = None,
     ) -> None:
         self._command = command
         self._environ = environ
@@ -57,7 +87,8 @@ class Supervisor:
         self._max_restarts = max_restarts
         self._signals = Signals()
         self._standby = None if standby is None else self._make_standby(standby)
-        self._script = Script(command, signals=self._signals, standby=self._standby)
+        self._script = Script(command, signals=self._signals, say=say, standby=self._standby)
+        self._hang = None if hang_timeout_s is None else _Hang(hang_timeout_s)
         self._board = Board()
         #: A run whose restart has not been told of: what was lost is known once training goes on.
         self._untold: PastRun | None = None
@@ -118,6 +149,8 @@ class Supervisor:
         self._board.close()
         self._board = Board()
         self._began_s = time.monotonic()
+        if self._hang is not None:
+            self._hang.begin(self._board.checksum())
         self._script.start({**self._environ, VARIABLE: self._board.address})
 
     def _wait_for_end(self, number: int) -> PastRun:
@@ -126,9 +159,12 @@ class Supervisor:
         while (ended := self._script.ended) is None:
             waits = self._untold is not None or self._wants_standby()
             timeout_s = _LOOK_S if waits else _LONG_S
+            if self._hang is not None:
+                timeout_s = min(timeout_s, self._hang.look_s)
             self._script.wait(timeout_s=timeout_s, until=lambda: self._script.ended is not None)
             self._tell_of_restart(at_once=self._script.ended is not None)
             self._prepare_standby()
+            self._kill_if_it_hangs()
         records = self._board.records()
         return PastRun(number, ended, self._began_s, time.monotonic(), records)
 
@@ -142,6 +178,11 @@ class Supervisor:
         if at_once or not self._untold.records or went_on(records) is not None:
             self._say(restart_line(self._untold, records))
             self._untold = None
+
+    def _kill_if_it_hangs(self) -> None:
+        if self._hang is not None and self._hang.is_over(self._board.checksum()):
+            self._say(f"no boundary was passed for {self._hang.timeout_s:g} s: killing the script")
+            self._script.kill()
 
     def _wants_standby(self) -> bool:
         return self._standby is not None and self._standby.is_missing
@@ -176,5 +217,6 @@ class Supervisor:
             written = self._workers.busy_in()
         if written:
             self._say(f"not waiting any longer for what is written to {', '.join(written)}")
-        self._say(why)
-        return past.ended.status
+        differs = past.status != past.ended.status
+        self._say(f"{why}; ending with {past.status}" if differs else why)
+        return past.status

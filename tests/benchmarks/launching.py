@@ -23,7 +23,7 @@ LAUNCH = ("torch.distributed.launch",)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """``ranks`` processes of ``benchmarks.imagenet``, in a folder of its own."""
+    """``ranks`` processes of ``checkfreq.examples.imagenet``, in a folder of its own."""
 
     folder: Path
     flags: tuple[str, ...]
@@ -39,7 +39,7 @@ class Launch:
         os.mkfifo(history)
         opened = os.open(history, os.O_RDWR)  # ranks that come and go neither block nor end it
         command = [sys.executable, "-W", "ignore", "-m", *self.launcher]
-        command += ["--nproc-per-node", str(self.ranks), "-m", "benchmarks.imagenet"]
+        command += ["--nproc-per-node", str(self.ranks), "-m", "checkfreq.examples.imagenet"]
         command += [*self.flags, "--report", str(self.folder / "report")]
         command += ["--history", str(history), "--chk-prefix", str(self.folder / "chk"), *flags]
         with (self.folder / "log").open("ab") as log:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.imagenet.options import is_installed
 from benchmarks.lab.usage import tenths
+from checkfreq.examples.imagenet.options import is_installed
 from tests.fork_server import FORK_SERVER
 
 #: Runs what users have beside us: large frameworks (`make test-more`).

@@ -13,9 +13,9 @@ import torch
 if importlib.util.find_spec("torchvision") is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
 
-from benchmarks.imagenet import options
-from benchmarks.imagenet import train as imagenet
 from benchmarks.make_images import ImageSet, make
+from checkfreq.examples.imagenet import options
+from checkfreq.examples.imagenet import train as imagenet
 from iterators import CFIterator, ResumableDataLoader
 
 IMAGES = ImageSet(classes=2, train=9, val=2, smallest=24, largest=40)

@@ -10,8 +10,8 @@ import pytest
 if importlib.util.find_spec("torchvision") is None:
     pytest.skip("torchvision is not installed", allow_module_level=True)
 
-from benchmarks.imagenet.images import open_images
 from benchmarks.make_images import ImageSet, make
+from checkfreq.examples.imagenet.images import open_images
 
 SMALL = ImageSet(classes=2, train=10, val=3, smallest=16, largest=24)
 

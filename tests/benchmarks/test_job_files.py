@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ENTRYPOINT = str(ROOT / "benchmarks/spot/entrypoint.sh")
 JOB: dict[str, Any] = yaml.safe_load((ROOT / "benchmarks/kubernetes/job.yaml").read_text())
 SKY: dict[str, Any] = yaml.safe_load((ROOT / "benchmarks/spot/sky.yaml").read_text())
-EXAMPLE = "benchmarks.examples.minimal"
+EXAMPLE = "checkfreq.examples.minimal"
 #: Trains on in its first run until it is told to stop.
 SLOW = [sys.executable, "-m", "tests.slurm.trainer", "--slow-runs=1"]
 DEADLINE_S = 240.0

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.imagenet.models import MODELS, SMALLEST_IMAGE, build, logits_of, loss_of
+from checkfreq.examples.imagenet.models import MODELS, SMALLEST_IMAGE, build, logits_of, loss_of
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"
 )
 
 
-@pytest.mark.parametrize("arch", MODELS)
+@pytest.mark.parametrize("arch", [*MODELS, "resnet34", "vgg11", "googlenet"])
 def test_every_model_has_the_classes_asked_for(arch: str) -> None:
     with torch.device("meta"):
         model = build(arch, num_classes=7)
@@ -25,8 +25,8 @@ def test_every_model_has_the_classes_asked_for(arch: str) -> None:
 
 
 def test_an_unknown_model_is_named_with_those_that_are_known() -> None:
-    with pytest.raises(ValueError, match=r"unknown model 'alexnet'; known: resnet18, "):
-        build("alexnet", num_classes=2)
+    with pytest.raises(ValueError, match=r"unknown model 'no_such_net': .* such as resnet18, "):
+        build("no_such_net", num_classes=2)
 
 
 def test_loss_of_inception_counts_the_auxiliary_head_at_four_tenths() -> None:

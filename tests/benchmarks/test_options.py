@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.imagenet import options
+from checkfreq.examples.imagenet import options
 
 Capture = pytest.CaptureFixture[str]
 RESUMABLE = ("--checkfreq", "--cf_iterator")
@@ -21,6 +21,14 @@ def refusal(tmp_path: Path, capsys: Capture, *flags: str) -> str:
         parse(tmp_path, *flags)
     assert ended.value.code == 2
     return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("arch", ["resnet34", "resnet152", "vgg11", "vgg19_bn", "inception_v3"])
+def test_every_resnet_vgg_and_inception_is_taken_with_an_image_size_that_it_trains_on(
+    tmp_path: Path, arch: str
+) -> None:
+    args = parse(tmp_path, "-a", arch)
+    assert args.image_size == (299 if arch == "inception_v3" else 224)
 
 
 def test_flags_of_the_original_script_are_taken(tmp_path: Path) -> None:
@@ -56,7 +64,7 @@ def test_flags_of_the_original_script_are_taken(tmp_path: Path) -> None:
         (("-b", "0"), "--batch-size must be at least 1"),
         (("--image-size", "16"), "--image-size must be at least 32"),
         (("-a", "inception_v3", "--image-size", "64"), "at least 299 for inception_v3"),
-        (("-a", "alexnet"), "invalid choice: 'alexnet'"),
+        (("-a", "no_such_net"), "--arch no_such_net is no classifier of torchvision"),
         (("--data", "no/such/folder"), "--data no/such/folder is not a folder"),
     ],
 )

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.imagenet.options import is_installed
 from benchmarks.lab.derived import Stall, allowed_by_storage, recovery_s
 from benchmarks.lab.estimate import Estimate
 from benchmarks.lab.language import IGNORED, Language
@@ -28,6 +27,7 @@ from benchmarks.paper.measure import arguments, chosen
 from benchmarks.paper.recording import CheckpointCosts, RecordingArm, WindowRecord
 from benchmarks.paper.trial import Chosen, Measurements, Trial, Windows, fingerprint, kept
 from benchmarks.paper.workloads import Workload, on_cpu, on_gpu
+from checkfreq.examples.imagenet.options import is_installed
 from checkfreq.types import SnapshotPlace
 from tests.benchmarks.test_benchmarks_run import lines_of
 
@@ -331,7 +331,7 @@ def test_bert_predicts_what_is_masked_and_gpt_what_comes_next() -> None:
 
 @needs_torchvision
 def test_images_of_a_folder_come_again_after_the_last(tmp_path: Path) -> None:
-    from benchmarks.imagenet.images import Stream
+    from checkfreq.examples.imagenet.images import Stream
 
     images = ImageSet(classes=2, train=5, val=1, smallest=40, largest=48)
     make(tmp_path, images=images)

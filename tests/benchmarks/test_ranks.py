@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.imagenet.ranks import Ranks, joined
+from checkfreq.examples.imagenet.ranks import Ranks, joined
 
 
 @pytest.fixture

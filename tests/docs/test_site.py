@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.imagenet.models import import_torchvision
+from checkfreq.examples.imagenet.models import import_torchvision
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Modules whose public names have a place on the API pages.

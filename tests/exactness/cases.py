@@ -819,6 +819,6 @@ class TorchvisionResNet18(Supervised):
     num_samples = 36
 
     def make_model(self) -> nn.Module:
-        from benchmarks.imagenet.models import build
+        from checkfreq.examples.imagenet.models import build
 
         return build("resnet18", num_classes=4)

@@ -1,4 +1,4 @@
-"""Runs the programs of ``benchmarks/examples`` as a user would, and kills them while they train.
+"""Runs the programs of ``checkfreq/examples`` as a user would, and kills them while they train.
 
 When to kill one is decided by its checkpoint directory: after the first checkpoint is durable.
 """
@@ -27,7 +27,7 @@ import torch
 from tests.benchmarks.launching import ROOT, TORCHRUN, environment
 from tests.fork_server import FORK_SERVER
 
-PACKAGE = "benchmarks.examples"
+PACKAGE = "checkfreq.examples"
 DEADLINE_S = 240.0
 #: Lines that examples print, as opposed to those of checkfreq, torchrun and a rank that is killed.
 SAID = re.compile(r"^(?:epoch|step|each|best|digest)\b.*", re.MULTILINE)
@@ -83,7 +83,7 @@ class Forked:
 
 
 def run_in_fork(name: str, arguments: list[str], output: Path) -> None:
-    """The process: ``python -W error -m benchmarks.examples.<name> <arguments>``."""
+    """The process: ``python -W error -m checkfreq.examples.<name> <arguments>``."""
     os.setpgid(0, 0)
     with output.open("a") as file:
         os.dup2(file.fileno(), 1)

@@ -14,7 +14,7 @@ from tests.examples.running import Example, output_of, said_in
 pytestmark = [pytest.mark.more, pytest.mark.crash, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = sorted(path.stem for path in (ROOT / "benchmarks/examples").glob("[!_]*.py"))
+NAMES = sorted(path.stem for path in (ROOT / "checkfreq/examples").glob("[!_]*.py"))
 HAS_DALI = importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali")
 MARKS = {
     "dali": [pytest.mark.dali, pytest.mark.skipif(not HAS_DALI, reason="DALI is not installed")],

@@ -7,11 +7,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "docs/recipes"
-EXAMPLES = {path.name for path in (ROOT / "benchmarks/examples").glob("[!_]*.py")}
+EXAMPLES = {path.name for path in (ROOT / "checkfreq/examples").glob("[!_]*.py")}
 
 
 def linked(page: Path) -> set[str]:
-    return set(re.findall(r"\]\(\.\./\.\./benchmarks/examples/(\w+\.py)\)", page.read_text()))
+    return set(re.findall(r"\]\(\.\./\.\./checkfreq/examples/(\w+\.py)\)", page.read_text()))
 
 
 def test_every_example_is_explained_by_a_recipe() -> None:

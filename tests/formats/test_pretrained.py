@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import checkfreq
-from benchmarks.imagenet.models import import_torchvision
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.errors import ConfigError, CorruptCheckpointError
+from checkfreq.examples.imagenet.models import import_torchvision
 from checkfreq.formats import from_pretrained, to_pretrained, to_torch_save
 from tests.formats.support import same
 

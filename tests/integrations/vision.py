@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from benchmarks.imagenet.models import import_torchvision
+from checkfreq.examples.imagenet.models import import_torchvision
 
 import_torchvision()

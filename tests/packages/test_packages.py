@@ -94,6 +94,15 @@ def test_the_example_of_the_readme_runs_from_the_wheel(beside_torch: Path, tmp_p
     assert ": ok, " in verified
 
 
+def test_the_examples_run_from_the_wheel(beside_torch: Path, tmp_path: Path) -> None:
+    python = beside_torch / "python"
+    said = run([python, "-m", "checkfreq.examples.minimal", "chk"], cwd=tmp_path).stdout
+    assert "digest " in said
+    for name in ("imagenet", "imagenet.run_all"):
+        said = run([python, "-m", f"checkfreq.examples.{name}", "--help"], cwd=tmp_path).stdout
+        assert f"usage: python -m checkfreq.examples.{name} " in said
+
+
 def test_commands_that_look_need_the_wheel_click_and_xxhash_alone(
     packages: Packages, beside_torch: Path, tmp_path: Path
 ) -> None:

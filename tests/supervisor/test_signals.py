@@ -5,15 +5,17 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.supervisor.supervised import RUN, Supervised
+from tests.supervisor.supervised import DEADLINE_S, RUN, Supervised
 
 #: Notes each signal, and goes on waiting until one of them says to end.
 LISTEN = """
@@ -51,6 +53,22 @@ def test_a_script_that_dies_of_sigterm_ends_with_the_status_of_a_shell(tmp_path:
     run.wait_for("ready")
     run.send(signal.SIGTERM)
     assert run.end() == (143, ["told to stop by SIGTERM: exit by SIGTERM"])
+
+
+def test_a_second_sigterm_ends_a_script_that_hangs(tmp_path: Path) -> None:
+    hangs = (
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); note('ready')\nwhile True: signal.pause()"
+    )
+    run = Supervised(tmp_path, hangs)
+    run.wait_for("ready")
+    end_s = time.monotonic() + DEADLINE_S
+    while run.process.poll() is None and time.monotonic() < end_s:
+        run.send(signal.SIGTERM)
+        time.sleep(0.2)
+    status, said = run.end()
+    assert status == 128 + signal.SIGKILL
+    assert re.fullmatch(r"SIGTERM, \d+ s after SIGTERM: killing the script", said[0])
+    assert said[1] == "told to stop by SIGTERM: exit by SIGKILL"
 
 
 def test_other_signals_are_passed_on_and_end_nothing(tmp_path: Path) -> None:

@@ -46,8 +46,16 @@ def test_a_run_that_stopped_is_not_started_again(tmp_path: Path) -> None:
 
 def test_a_run_that_stopped_under_a_launcher_is_not_started_again(tmp_path: Path) -> None:
     status, said = ran(tmp_path, "restored()[1].end(State.STOPPED); sys.exit(1)")
-    assert status == 1
-    assert said == ["stopped: exit status 1 at step 0. The same command goes on from there"]
+    assert status == 75
+    assert said == [
+        "stopped: exit status 1 at step 0. The same command goes on from there; ending with 75"
+    ]
+
+
+def test_a_run_that_stopped_and_ends_well_is_not_called_finished(tmp_path: Path) -> None:
+    status, said = ran(tmp_path, "restored()[1].end(State.STOPPED)")
+    assert status == 0
+    assert said == ["stopped: exit status 0 at step 0. The same command goes on from there"]
 
 
 def test_runs_that_tell_nothing_and_end_soon_are_given_up(tmp_path: Path) -> None:
@@ -81,6 +89,47 @@ die()
     _, said = run.end()
     assert said[-1].startswith("giving up after 3 runs in a row without progress")
     assert run.notes() == ["run"] * 4
+
+
+def test_checkpoints_of_a_run_that_holds_the_directory_are_not_progress(tmp_path: Path) -> None:
+    program = """
+other = CheckpointStore(chk_dir)
+other.open()
+commit(other, count)
+reporter_for(chk_dir, rank=0)  # a manager that waits for the lock in vain
+sys.exit(1)
+"""
+    run = Supervised(tmp_path, program)
+    status, said = run.end()
+    assert (status, run.notes()) == (1, ["run"] * 3)
+    assert said[-1] == "giving up after 3 runs in a row without progress: exit status 1"
+
+
+def test_a_run_that_passes_no_boundary_for_too_long_is_killed_and_started_again(
+    tmp_path: Path,
+) -> None:
+    program = """
+told, end_s = restored()[1], time.monotonic() + 6
+for step in range(1, 1_000_000):
+    told.pass_boundary(step)
+    if count == 1:
+        os.fork()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        note(f"pid {os.getpid()}")
+        signal.pause()
+    if time.monotonic() > end_s:  # longer than the timeout, and passing boundaries
+        break
+    time.sleep(0.01)
+"""
+    run = Supervised(tmp_path, program, "--hang-timeout", "4")
+    status, said = run.end()
+    assert status == 0
+    assert said[0] == "no boundary was passed for 4 s: killing the script"
+    assert said[1].startswith("restart 1 after exit by SIGKILL at step 1: training began anew")
+    assert said[2].startswith("finished: exit status 0 at step ")
+    hung = [int(line.split()[1]) for line in run.notes() if line.startswith("pid ")]
+    assert len(hung) == 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in hung)
 
 
 def test_a_finished_mark_is_progress_once(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ import torch.distributed as dist
 from checkfreq import CFCheckpoint, CFManager, CFMode
 
 dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+torch.manual_seed(0)
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 chk = CFCheckpoint(model=model, optimizer=optimizer)
@@ -137,7 +138,7 @@ def test_torchrun_is_started_again_until_its_ranks_are_told_to_stop(tmp_path: Pa
         timeout=5 * DEADLINE_S,
     )
     said = [line for line in done.stderr.splitlines() if line.startswith("checkfreq run: ")]
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 75, done.stderr
     assert "restart 1 after exit status 1 at step 4: restored step " in said[0]
     last = re.fullmatch(
         r"checkfreq run: stopped: exit status 1 at step (\d+)\. The same command goes on .*",
@@ -146,6 +147,59 @@ def test_torchrun_is_started_again_until_its_ranks_are_told_to_stop(tmp_path: Pa
     # Signalled at step 8; the ranks agree on the boundary at which both stop.
     assert last is not None, said
     assert 8 <= int(last[1]) <= 12
+
+
+HANGS = RANK.replace("dist.barrier()\n            os._exit(9)", "time.sleep(1e6)")
+
+
+@pytest.mark.more
+def test_ranks_that_hang_under_torchrun_are_killed_and_their_workers_are_not(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "rank.py").write_text("import time\n" + HANGS)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*RUN, "--hang-timeout=45", "--", *torchrun, str(tmp_path / "rank.py"), "chk"],
+        env=environ,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=5 * DEADLINE_S,
+    )
+    assert done.returncode == 75, done.stderr
+    assert "no boundary was passed for 45 s: killing the script" in done.stderr
+    assert "restored step 4 from memory" in done.stderr
+
+
+KILLED_ONCE_DURABLE = """
+import os, signal, sys
+import torch
+from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
+
+model = torch.nn.Linear(4, 4)
+kill = lambda record: record.is_durable and os.kill(os.getpid(), signal.SIGKILL)
+with CFManager(
+    sys.argv[1], CFCheckpoint(model=model), mode=CFMode.MANUAL, chk_freq=9,
+    config=CFConfig(on_stop=kill, keep_in_memory_s=0.0),
+) as cf_manager:
+    cf_manager.step()
+    os.kill(os.getpid(), signal.SIGTERM)
+    cf_manager.step()
+"""
+
+
+def test_killed_while_it_closes_after_its_last_checkpoint_a_run_has_stopped(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(KILLED_ONCE_DURABLE)
+    done = subprocess.run(
+        [*RUN, "--", sys.executable, str(tmp_path / "train.py"), str(tmp_path / "chk")],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 75, done.stderr
+    assert "checkfreq run: stopped: exit by SIGKILL at step 2" in done.stderr
 
 
 KILLED_WHILE_IT_SAVES = """

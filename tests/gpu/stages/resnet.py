@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.imagenet.models import import_torchvision
+from checkfreq.examples.imagenet.models import import_torchvision
 from iterators import CFIterator
 from tests.gpu.stages.resuming import (
     Losses,

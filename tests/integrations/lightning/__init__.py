@@ -1,5 +1,5 @@
 """Importing Lightning imports torchvision, whose wheel needs help under a CPU-only torch."""
 
-from benchmarks.imagenet.models import import_torchvision
+from checkfreq.examples.imagenet.models import import_torchvision
 
 import_torchvision()

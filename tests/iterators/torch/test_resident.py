@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from benchmarks.imagenet.models import import_torchvision
+from checkfreq.examples.imagenet.models import import_torchvision
 from iterators import (
     CFIterator,
     NotResumableError,

@@ -4,7 +4,7 @@ A checkpoint of it fits the model that is not compiled, and the other way round.
 one size (``drop_last=True``) every process runs the same kernels. Where sizes vary, torch compiles
 again when it meets the second one, which in a resumed process may be a different one.
 
-    python -m benchmarks.examples.compiled chk/ [inductor | aot_eager]
+    python -m checkfreq.examples.compiled chk/ [inductor | aot_eager]
 
 inductor, torch's default, needs a C++ compiler on the CPU; aot_eager compiles without one.
 """

@@ -3,7 +3,7 @@
 With several optimizers, ``weight_update`` is told which one to step. The boundary comes when the
 loop asks for the next batch, so a checkpoint holds both models after the same iteration.
 
-    python -m benchmarks.examples.gan chk/
+    python -m checkfreq.examples.gan chk/
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The scaler is tracked, so that its scale is restored; ``weight_update(scaler=...
 ``scaler.step(optimizer)`` and ``scaler.update()``. A step that the scaler skips, because a
 gradient overflowed, ends an iteration like any other. On a GPU write "cuda" for "cpu".
 
-    python -m benchmarks.examples.amp chk/
+    python -m checkfreq.examples.amp chk/
 """
 
 from __future__ import annotations

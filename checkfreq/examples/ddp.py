@@ -4,7 +4,7 @@ The iterator gives each rank its share of the data, without a sampler. A restart
 have a different number of ranks; with the same number it ends with the same bits. Start it with
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \\
-        --max-restarts 3 -m benchmarks.examples.ddp chk/
+        --max-restarts 3 -m checkfreq.examples.ddp chk/
 
 and kill a rank: torchrun starts all of them again, and they continue from the last checkpoint.
 """

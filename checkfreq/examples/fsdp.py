@@ -4,7 +4,7 @@ A restart may have a different number of ranks: each reads the parts of the save
 needs. Start it with
 
     TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 torchrun --standalone --nproc-per-node 2 \\
-        --max-restarts 3 -m benchmarks.examples.fsdp chk/
+        --max-restarts 3 -m checkfreq.examples.fsdp chk/
 """
 
 from __future__ import annotations

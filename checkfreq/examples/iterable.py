@@ -4,7 +4,7 @@ With ``state_dict`` and ``load_state_dict`` it resumes at the next sample; witho
 samples would be made again up to the position. Each worker has a copy of the dataset and its own
 state, so the number of workers has to stay the same until the epoch ends.
 
-    python -m benchmarks.examples.iterable chk/
+    python -m checkfreq.examples.iterable chk/
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The processes that train together in `benchmarks.imagenet`: one, or as many as a launcher starts.
+"""The processes that train together: one, or as many as a launcher starts.
 
 ``torchrun`` and ``python -m torch.distributed.launch`` tell a process its rank by environment
 variables. With a single process nothing here communicates.

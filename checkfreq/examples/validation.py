@@ -4,7 +4,7 @@ Such workers draw from torch's generator when they start: once in a run that is 
 more after each restart. ``isolated_rng()`` puts the generators back, so that training continues
 with the same random numbers either way.
 
-    python -m benchmarks.examples.validation chk/
+    python -m checkfreq.examples.validation chk/
 """
 
 from __future__ import annotations

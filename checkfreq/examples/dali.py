@@ -4,7 +4,7 @@
 data, ``num_uniforms`` of them in [0, 1) for each sample, so they depend on the seed, the epoch and
 the sample alone. A few small images are made in ``images/`` first.
 
-    python -m benchmarks.examples.dali chk/ images/
+    python -m checkfreq.examples.dali chk/ images/
 """
 
 from __future__ import annotations

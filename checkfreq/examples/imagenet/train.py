@@ -1,4 +1,4 @@
-"""Train an image classifier with CheckFreq: ``python -m benchmarks.imagenet --data DIR ...``.
+"""Trains an image classifier: ``python -m checkfreq.examples.imagenet --data DIR ...``.
 
 The original CheckFreq script's flags and its arms:
 
@@ -10,8 +10,8 @@ The original CheckFreq script's flags and its arms:
 
 ``--dali`` reads the images with NVIDIA DALI. Several ranks train together, with ``--batch-size``
 images each per update, started by ``torchrun --standalone --nproc-per-node 4 -m
-benchmarks.imagenet ...`` or ``python -m torch.distributed.launch``; with ``--max-restarts`` a run
-survives the death of a rank. A run that was told to stop (SIGTERM, SIGUSR1) leaves
+checkfreq.examples.imagenet ...`` or ``python -m torch.distributed.launch``; with ``--max-restarts``
+a run survives the death of a rank. A run that was told to stop (SIGTERM, SIGUSR1) leaves
 ``<chk-prefix>.stopped`` and ends with status 75, or with 0 under torchrun, which would restart it.
 
 Started again with the same flags it continues in mid-epoch, with the same bits under
@@ -37,12 +37,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 from tqdm import tqdm
 
-from benchmarks.imagenet import options
-from benchmarks.imagenet.images import Data, images_and_target, torch_data
-from benchmarks.imagenet.models import build, logits_of, loss_of
-from benchmarks.imagenet.progress import History, Progress
-from benchmarks.imagenet.ranks import Ranks, joined, stopping
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
+from checkfreq.examples.imagenet import options
+from checkfreq.examples.imagenet.images import Data, images_and_target, torch_data
+from checkfreq.examples.imagenet.models import build, logits_of, loss_of
+from checkfreq.examples.imagenet.progress import History, Progress
+from checkfreq.examples.imagenet.ranks import Ranks, joined, stopping
 from iterators import CFIterator, isolated_rng
 
 Batches = CFIterator | DataLoader[Any]
@@ -339,7 +339,7 @@ def open_data(args: argparse.Namespace, ranks: Ranks) -> Data:
     try:
         if not args.dali:
             return torch_data(args, ranks)
-        from benchmarks.imagenet.dali_images import dali_data  # DALI is optional
+        from checkfreq.examples.imagenet.dali_images import dali_data  # DALI is optional
 
         return dali_data(args, ranks)
     except FileNotFoundError as error:

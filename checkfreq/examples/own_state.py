@@ -5,7 +5,7 @@ curriculum, counters. State dicts hold tensors, arrays, numbers, strings and con
 nothing is pickled. Here the dict counts how often each sample was learnt, and the count shows
 after any number of kills that none was missed and none learnt twice.
 
-    python -m benchmarks.examples.own_state chk/
+    python -m checkfreq.examples.own_state chk/
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data of `benchmarks.imagenet`: any folder of class folders of images, read by torchvision."""
+"""The data: any folder of class folders of images, read by torchvision."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
-from benchmarks.imagenet.models import import_torchvision
-from benchmarks.imagenet.ranks import Ranks
+from checkfreq.examples.imagenet.models import import_torchvision
+from checkfreq.examples.imagenet.ranks import Ranks
 from iterators import CFIterator
 
 import_torchvision()

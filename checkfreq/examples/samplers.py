@@ -3,7 +3,7 @@
 The sampler is tracked like any other object. ``advance`` tells it what was used, so that what the
 loader has only prefetched does not count. Under DDP use ``ResumableDistributedSampler``.
 
-    python -m benchmarks.examples.samplers chk/
+    python -m checkfreq.examples.samplers chk/
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 Python's ``enumerate`` would start again from 0. A boundary, where a checkpoint can be taken, comes
 after each update: never in the middle of a group of batches.
 
-    python -m benchmarks.examples.accumulation chk/
+    python -m checkfreq.examples.accumulation chk/
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Batches are drawn at random from a long text, as in training from a memory-mapped file. They come
 from torch's generator, which every checkpoint holds, so a resumed run draws the same ones.
 
-    python -m benchmarks.examples.own_loader chk/
+    python -m checkfreq.examples.own_loader chk/
 """
 
 from __future__ import annotations

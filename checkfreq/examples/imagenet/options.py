@@ -1,4 +1,4 @@
-"""Command line of `benchmarks.imagenet`: the original script's flags, and what they need now.
+"""The command line: the original script's flags, and what they need now.
 
 An option that is not supported, or a combination that would lose or repeat data, is refused with a
 sentence.
@@ -11,19 +11,20 @@ import importlib.util
 import math
 from pathlib import Path
 
-from benchmarks.imagenet.models import MODELS, SMALLEST_IMAGE
+from checkfreq.examples.imagenet.models import MODELS, SMALLEST_IMAGE, names
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The checked options. Ends the process (status 2) with one sentence if they do not fit."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.imagenet",
+        prog="python -m checkfreq.examples.imagenet",
         description="Train an image classifier on a folder of class folders, with CheckFreq.",
     )
     _add_training(parser)
     _add_checkpointing(parser)
     _add_output(parser)
     args = parser.parse_args(argv)
+    args.image_size = args.image_size or max(224, SMALLEST_IMAGE.get(args.arch, 0))
     refusal = refuse(args)
     if refusal:
         parser.error(refusal)
@@ -33,7 +34,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def _add_training(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("training").add_argument
     add("--data", type=Path, required=True, metavar="DIR", help="train/ and val/, or class folders")
-    add("-a", "--arch", choices=MODELS, default="resnet18", help="default: %(default)s")
+    known = f"{', '.join(MODELS)} or another classifier of torchvision; default: %(default)s"
+    add("-a", "--arch", default="resnet18", metavar="MODEL", help=known)
     add("-b", "--batch-size", type=int, default=256, metavar="N", help="per update and rank")
     add("--workers", type=int, default=3, metavar="N", help="loader processes")
     add("--epochs", type=int, default=90, metavar="N", help="in total, resumes included")
@@ -43,7 +45,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--warmup-epochs", type=float, default=5.0, metavar="N", help="linear; may be a fraction")
     add("--weight-decay", type=float, default=1e-4)
     add("--momentum", type=float, default=0.9)
-    add("--image-size", type=int, default=224, metavar="PIXELS")
+    add("--image-size", type=int, metavar="PIXELS", help="default: 224, or the model's smallest")
     add("--seed", type=int, default=0, help="weights, order of the images, augmentation")
     add("--amp", action="store_true", help="mixed precision")
     add("--deterministic", action="store_true", help="the same bits on every run")
@@ -108,6 +110,8 @@ def refuse(args: argparse.Namespace) -> str | None:
 
 
 def _not_there(args: argparse.Namespace) -> str | None:
+    if args.arch not in MODELS and args.arch not in names():
+        return f"--arch {args.arch} is no classifier of torchvision"
     if args.dali and not is_installed("nvidia.dali"):
         return '--dali needs NVIDIA DALI: pip install "checkfreq[dali]"'
     return None

@@ -1,4 +1,4 @@
-"""The paper's models, from torchvision: ``build("resnet18", num_classes=8)``.
+"""The classifiers of torchvision: ``build("resnet18", num_classes=8)``.
 
 torchvision's wheels are built against CUDA torch. Under a CPU-only torch its compiled
 operators do not load, and registering their Python side fails with "operator torchvision::nms
@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 from torch import nn
 
-#: --arch -> torchvision's name. "resnext101" is the paper's 32x8d.
+#: Those of the paper; --arch -> torchvision's name. "resnext101" is the paper's 32x8d.
 MODELS = {
     "resnet18": "resnet18",
     "resnet50": "resnet50",
@@ -54,25 +54,35 @@ def _declare_operators() -> None:
 def build(arch: str, *, num_classes: int, aux: bool = True) -> nn.Module:
     """A model with fresh weights drawn from torch's default generator.
 
-    ``aux``: with Inception's auxiliary head.
-    Raises ValueError for a name that is not in `MODELS`.
+    ``aux``: with auxiliary heads, which Inception and GoogLeNet have.
+    Raises ValueError for a name that is not in `names`.
     """
-    if arch not in MODELS:
-        raise ValueError(f"unknown model {arch!r}; known: {', '.join(MODELS)}")
-    models = import_torchvision().models
-    extra = {"aux_logits": aux, "init_weights": True} if arch == "inception_v3" else {}
-    model: nn.Module = getattr(models, MODELS[arch])(num_classes=num_classes, **extra)
+    if arch not in names():
+        raise ValueError(
+            f"unknown model {arch!r}: expected a classifier of torchvision, such as "
+            f"{', '.join(MODELS)}"
+        )
+    has_aux = arch in ("inception_v3", "googlenet")
+    extra = {"aux_logits": aux, "init_weights": True} if has_aux else {}
+    get_model = import_torchvision().models.get_model
+    model: nn.Module = get_model(MODELS.get(arch, arch), num_classes=num_classes, **extra)
     return model
 
 
+def names() -> set[str]:
+    """What ``--arch`` takes."""
+    models = import_torchvision().models
+    return {*MODELS, *models.list_models(module=models)}
+
+
 def loss_of(criterion: nn.Module, *, output: object, target: torch.Tensor) -> torch.Tensor:
-    """The loss of a batch; Inception in training also answers for its auxiliary head (x 0.4)."""
+    """The loss of a batch; each auxiliary head, which answers in training only, counts x 0.4."""
     if isinstance(output, torch.Tensor):
         loss: torch.Tensor = criterion(output, target)
         return loss
-    logits, aux = output  # type: ignore[misc]  # torchvision's InceptionOutputs
-    combined: torch.Tensor = criterion(logits, target) + 0.4 * criterion(aux, target)
-    return combined
+    logits, *heads = output  # type: ignore[misc]  # torchvision's InceptionOutputs
+    loss = criterion(logits, target)
+    return sum((0.4 * criterion(head, target) for head in heads), start=loss)
 
 
 def logits_of(output: object) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Data of `benchmarks.imagenet --dali`: the same folders, read and augmented by NVIDIA DALI."""
+"""Data of ``--dali``: the same folders, read and augmented by NVIDIA DALI."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPolicy
 
-from benchmarks.imagenet.images import MEAN, SCALE, STD, Data, class_names
-from benchmarks.imagenet.ranks import Ranks
+from checkfreq.examples.imagenet.images import MEAN, SCALE, STD, Data, class_names
+from checkfreq.examples.imagenet.ranks import Ranks
 from iterators import CFIterator
 from iterators.dali import imagenet_train, imagenet_val
 

@@ -1,4 +1,4 @@
-"""Progress output and history of `benchmarks.imagenet`."""
+"""Progress output and history."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from benchmarks.imagenet.ranks import Ranks
 from checkfreq import CFManager
+from checkfreq.examples.imagenet.ranks import Ranks
 from iterators import CFIterator
 from iterators.loop.cursor import EpochReport
 

@@ -3,7 +3,7 @@
 The frozen base model comes from where it always comes from (here: a seed); tracking the adapters
 alone keeps a checkpoint as small as they are. To have the base in it too, track ``model``.
 
-    python -m benchmarks.examples.lora chk/
+    python -m checkfreq.examples.lora chk/
 """
 
 from __future__ import annotations

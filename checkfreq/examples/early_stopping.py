@@ -1,10 +1,10 @@
-"""The best checkpoint by validation loss is kept beside the newest ones.
+"""Early stopping: ``finish()`` says durably that the run is over.
 
-``save(metrics=...)`` after an epoch's validation asks for a checkpoint of the epoch's last
-boundary, and ``KeepBest`` removes neither that of the lowest loss nor the newest two.
-``checkfreq.load`` reads the best one's weights at the end.
+The best loss and the number of epochs since are in a tracked dict: otherwise the count would start
+over at each restart. Started once more, a finished run restores its last checkpoint, says that it
+is finished, and trains nothing.
 
-    python -m benchmarks.examples.best_checkpoint chk/
+    python -m checkfreq.examples.early_stopping chk/
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import checkfreq
-from checkfreq import CFCheckpoint, CFManager, KeepBest
+from checkfreq import CFCheckpoint, CFManager
 from iterators import CFIterator, isolated_rng
 from iterators.testing import digest
 
-EPOCHS = 10
+MOST_EPOCHS = 50
+PATIENCE = 2
 
 
 def main(chk_dir: str) -> None:
@@ -29,14 +29,14 @@ def main(chk_dir: str) -> None:
     labels = (inputs.square().sum(1) > 32).long()
     loader = DataLoader(TensorDataset(inputs[:2048], labels[:2048]), batch_size=16, shuffle=True)
     model = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    progress = {"best_loss": float("inf"), "epochs_since": 0}
 
-    chk = CFCheckpoint(model=model, optimizer=optimizer)
-    retention = KeepBest(metric="loss", num_kept=1, num_last=2)
-    with CFManager(chk_dir, chk, retention=retention) as cf_manager:
+    chk = CFCheckpoint(model=model, optimizer=optimizer, progress=progress)
+    with CFManager(chk_dir, chk) as cf_manager:
         train_loader = CFIterator(loader, cf_manager=cf_manager)
         cf_manager.restore()
-        for epoch in train_loader.epochs(EPOCHS):
+        for epoch in train_loader.epochs(MOST_EPOCHS):
             for x, y in train_loader:
                 loss = nn.functional.cross_entropy(model(x), y)
                 loss.backward()
@@ -46,13 +46,14 @@ def main(chk_dir: str) -> None:
                 model.eval()
                 loss = nn.functional.cross_entropy(model(inputs[2048:]), labels[2048:]).item()
                 model.train()
-            cf_manager.save(
-                metrics={"loss": loss}
-            )  # taken at the epoch's last boundary, after this
+            improved = loss < progress["best_loss"]
+            progress["best_loss"] = min(loss, progress["best_loss"])
+            progress["epochs_since"] = 0 if improved else progress["epochs_since"] + 1
             print(f"epoch {epoch}: validation loss {loss:.6f}")
-    weights = checkfreq.load(chk_dir, step="best:loss", only=["model"])["model"]
-    print(f"best: step {cf_manager.best_step('loss')}, weights {digest(dict(weights))}")
-    print("digest", digest([model.state_dict(), optimizer.state_dict()]))
+            if progress["epochs_since"] > PATIENCE:
+                cf_manager.finish()
+                break
+    print("digest", digest([model.state_dict(), optimizer.state_dict(), progress]))
 
 
 if __name__ == "__main__":

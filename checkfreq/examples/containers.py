@@ -4,7 +4,7 @@ The model is in parts, ``optimizers`` and ``schedulers`` are containers that ste
 ``train_step`` draws as many batches as it accumulates. The objects inside the containers are
 tracked, and the loader is wrapped.
 
-    python -m benchmarks.examples.containers chk/
+    python -m checkfreq.examples.containers chk/
 """
 
 from __future__ import annotations

@@ -1,6 +1,0 @@
-"""``python -m benchmarks.imagenet``."""
-
-from benchmarks.imagenet.train import main
-
-if __name__ == "__main__":
-    main()
