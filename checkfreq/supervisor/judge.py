@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from checkfreq.policy.backoff import Backoff
-from checkfreq.supervisor.board import State
 from checkfreq.supervisor.processes import signal_name
 from checkfreq.supervisor.progress import Progress
-from checkfreq.supervisor.report import PastRun
-
-#: A run that was told to stop, and whose last checkpoint is durable (docs/stopping.md).
-STOPPED = 75
+from checkfreq.supervisor.report import STOPPED, PastRun
 
 
 class Judge:
@@ -26,7 +22,7 @@ class Judge:
             return f"told to stop by {signal_name(told_by)}: {past}"
         if past.ended.code == 0:
             return f"finished: {past}"
-        if past.ended.code == STOPPED or _all_stopped(past):
+        if past.status == STOPPED:
             return f"stopped: {past}. The same command goes on from there"
         if (number := past.ended.signal_number) in passed and number is not None:
             return f"ended by the {signal_name(number)} that was passed on: {past}"
@@ -51,8 +47,3 @@ class Judge:
 
 def _counted(number: int, what: str) -> str:
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _all_stopped(past: PastRun) -> bool:
-    """Whether every manager was told to stop, whatever a launcher made of their exit status."""
-    return bool(past.records) and all(one.state is State.STOPPED for one in past.records)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from checkfreq.supervisor.board import Record
+from checkfreq.supervisor.board import Record, State
 from checkfreq.supervisor.processes import Ended
 from checkfreq.supervisor.progress import by_directory
+
+#: A run that was told to stop, and whose last checkpoint is durable (docs/stopping.md).
+STOPPED = 75
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,13 @@ class PastRun:
     def lived_s(self) -> float:
         """How long it lived."""
         return self.ended_s - self.began_s
+
+    @property
+    def status(self) -> int:
+        """The exit status to pass on: `STOPPED` where all managers say so, as no launcher does."""
+        stopped = [record.state is State.STOPPED for record in self.records]
+        is_stopped = self.ended.code != 0 and stopped and all(stopped)
+        return STOPPED if is_stopped else self.ended.status
 
     @property
     def step(self) -> int | None:

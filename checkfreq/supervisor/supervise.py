@@ -177,4 +177,4 @@ class Supervisor:
         if written:
             self._say(f"not waiting any longer for what is written to {', '.join(written)}")
         self._say(why)
-        return past.ended.status
+        return past.status

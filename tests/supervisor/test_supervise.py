@@ -46,7 +46,7 @@ def test_a_run_that_stopped_is_not_started_again(tmp_path: Path) -> None:
 
 def test_a_run_that_stopped_under_a_launcher_is_not_started_again(tmp_path: Path) -> None:
     status, said = ran(tmp_path, "restored()[1].end(State.STOPPED); sys.exit(1)")
-    assert status == 1
+    assert status == 75
     assert said == ["stopped: exit status 1 at step 0. The same command goes on from there"]
 
 
