@@ -4,6 +4,7 @@
 
     CheckFreqError
     |-- ConfigError(ValueError)            arguments contradict each other, or the directory
+    |   `-- DirectoryBusyError(SystemExit) ... which another run is using
     |-- StateError(RuntimeError)           the state, or the moment, does not allow the call
     |-- SnapshotError                      copying the state to host memory failed
     |-- PersistError                       writing a snapshot to disk failed
@@ -73,6 +74,16 @@ class ConfigError(CheckFreqError, ValueError):
 
     Also raised for a checkpoint in a newer format than this version reads. Nothing was changed.
     """
+
+
+class DirectoryBusyError(ConfigError, SystemExit):
+    """Another run kept the checkpoint directory for as long as this one waits for it.
+
+    Where nobody catches it, the process ends with status 75, as if it had been told to stop, and
+    without a traceback. The log says who holds the directory; schedulers try again.
+    """
+
+    code = 75
 
 
 class StateError(CheckFreqError, RuntimeError):

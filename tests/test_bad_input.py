@@ -313,7 +313,7 @@ def test_a_directory_of_another_run_is_refused(first_call: str, tmp_path: Path) 
         getattr(late, first_call)()
     lock.release()
     assert f"training process {os.getpid()}" in str(caught.value)
-    assert "Give each run its own directory" in str(caught.value)
+    assert "give each run a directory of its own" in str(caught.value)
     assert "takeover_s" in str(caught.value)
     assert CheckpointStore(tmp_path / "chk").steps() == [1]
     with manager_of(tmp_path / "chk", second) as late:

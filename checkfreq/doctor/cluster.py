@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from checkfreq.doctor.findings import Finding, Status
 from checkfreq.notices.command import Output, run_command
-from checkfreq.notices.slurm import job_in, shortest
+from checkfreq.notices.slurm import job_in, question, told_by
 
 _TIMEOUT_S = 10.0
 _MEANS = "The last checkpoint is taken in time before the job's limit, which squeue tells."
@@ -24,20 +24,21 @@ def slurm(environ: Mapping[str, str], *, run: Run = run_command) -> Iterator[Fin
         mend = "Look from inside a job: srun checkfreq doctor DIR." if there.succeeded else ""
         yield Finding("slurm", Status.NOTE if there.succeeded else Status.GOOD, found, _MEANS, mend)
         return
-    done = run(("squeue", "-h", "-j", job, "-o", "%L"), timeout_s=_TIMEOUT_S)
-    left_s = shortest(done.out) if done.succeeded else None
+    done = run(question(job), timeout_s=_TIMEOUT_S)
+    told = told_by(done.out) if done.succeeded else None
     end = environ.get("SLURM_JOB_END_TIME", "")
-    if left_s is None:
+    if told is None:
         yield Finding(
             "slurm",
             Status.NOTE if end else Status.WARNING,
             f"squeue gives no time: {done.error or done.out.strip() or done.code}",
             _MEANS + (" SLURM_JOB_END_TIME is used." if end else ""),
-            "Let nodes reach the controller, or pass CFConfig(deadline_unix_s=...)."
+            "Let nodes reach the controller, or pass CFConfig(deadline=...)."
             if not end
             else "A limit that is changed later is not seen.",
         )
         return
+    left_s = told.left_s
     left = "no limit" if left_s == math.inf else f"{left_s / 60:.0f} min left"
     figures = {"left_s": None if left_s == math.inf else left_s}
     yield Finding("slurm", Status.GOOD, left, _MEANS, "", figures)

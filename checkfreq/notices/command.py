@@ -27,7 +27,12 @@ class Output:
 
 
 def run_command(argv: Sequence[str], *, timeout_s: float) -> Output:
-    """Run ``argv`` in a session of its own, all of which is killed after ``timeout_s``."""
+    """Run ``argv`` in a session of its own, all of which is killed after ``timeout_s``.
+
+    It starts with SIGTERM blocked: a scheduler that ends the job signals this command too, which
+    may be the very one that asked for it (``scontrol requeue``), before it could say so.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         process = subprocess.Popen(
             argv,
@@ -40,6 +45,8 @@ def run_command(argv: Sequence[str], *, timeout_s: float) -> Output:
         )
     except OSError as error:
         return Output(None, "", f"{argv[0]}: {error.strerror or error}")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         out, text = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from checkfreq.console import say
 from checkfreq.notices.command import run_command
-from checkfreq.notices.slurm import job_in
+from checkfreq.notices.slurm import ask, job_in
 
 logger = logging.getLogger(__name__)
 
@@ -21,20 +22,22 @@ def requeue(environ: Mapping[str, str]) -> bool:
     """Requeue the job in ``environ``; if it cannot be, log how to start the next one.
 
     A success returns too, but SLURM is about to end this process. A job that SLURM is ending
-    already is left alone: one that was cancelled would start again, and one that was preempted
-    is requeued by SLURM.
+    already is left alone: one that was cancelled would start again, and one that was preempted,
+    or whose node was lost, is requeued by SLURM.
     """
     job = job_in(environ)
     if not job:
         logger.warning("CFConfig.requeue: this is no SLURM job; start the run again yourself")
         return False
-    state = run_command(("squeue", "-h", "-j", job, "-o", "%T"), timeout_s=_TIMEOUT_S)
-    if state.out.strip() in _ENDING:
+    told = ask(job, timeout_s=_TIMEOUT_S)
+    if told is not None and (told.state in _ENDING or told.is_lost_to(environ)):
         logger.warning("SLURM is ending job %s already: it is not requeued from here", job)
         return False
     done = run_command(("scontrol", "requeue", job), timeout_s=_TIMEOUT_S)
-    if done.succeeded:
-        logger.info("SLURM job %s is requeued: it continues from the last checkpoint", job)
+    if not done.succeeded:
+        told = ask(job, timeout_s=_TIMEOUT_S)  # the answer alone may have been lost
+    if done.succeeded or (told is not None and told.is_lost_to(environ)):
+        say(logger, "SLURM job %s is requeued: it continues from the last checkpoint", job)
         return True
     logger.warning(
         "cannot requeue SLURM job %s: %s. To continue, submit the same script again: "

@@ -1,9 +1,12 @@
-"""The time limit of a SLURM job.
+"""The end of a SLURM job: its time limit, or a newer start of it.
 
-``SLURM_JOB_END_TIME`` is the end as it was when the job started; newer versions set it.
-``squeue -o %L`` tells the time left, and so also that the limit was changed. It asks the
-controller, which all jobs of a cluster share: only rank 0's worker does, once a minute, and every
-15 s in the last minutes. Other ranks do not look at the environment either: it keeps the old limit.
+``SLURM_JOB_END_TIME`` is the end as it was when the job started; newer versions set it. ``squeue``
+tells the time left, and so also that the limit was changed. It asks the controller, which all jobs
+of a cluster share: only rank 0's worker does, once a minute, and every 15 s in the last minutes.
+Other ranks do not look at the environment either: it keeps the old limit.
+
+A node that the controller has lost may go on training while SLURM starts the job again elsewhere.
+Such a run holds the directory that the newer one waits for, so it ends as soon as it hears of it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from checkfreq.notices.command import run_command
 from checkfreq.notices.source import CLOCK, Clock, EndsAt
@@ -24,6 +28,8 @@ _GIVE_UP = 5
 _ASK_SELDOM_S = 600.0
 _TIME_LEFT = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)")
 _END_WHY = "the job's time limit"
+#: What a run gets that lost its job: as long as SLURM leaves a process by default (``KillWait``).
+_LOST_S = 30.0
 
 
 class SlurmEndTime:
@@ -33,6 +39,7 @@ class SlurmEndTime:
 
     def __init__(self, environ: Mapping[str, str], *, clock: Clock = CLOCK) -> None:
         self._job = job_in(environ)
+        self._environ = environ
         self._clock = clock
         self._num_failed = 0
         self._ends: EndsAt | None = None
@@ -59,15 +66,19 @@ class SlurmEndTime:
 
     def _ask(self) -> None:
         """Ask squeue; what it knows beats the environment, which cannot change."""
-        done = run_command(("squeue", "-h", "-j", self._job, "-o", "%L"), timeout_s=_TIMEOUT_S)
-        left_s = shortest(done.out) if done.succeeded else None
-        if left_s is None:
+        told = ask(self._job, timeout_s=_TIMEOUT_S)
+        if told is None:
             self._num_failed += 1
             return
         self._num_failed = 0
+        left_s, why = told.left_s, _END_WHY
+        if told.is_lost_to(self._environ):
+            left_s, why = _LOST_S, f"SLURM has taken job {self._job} from this node"
+            if self._ends is not None and self._ends.why == why:
+                return  # the time since it was first heard of counts
         # squeue subtracts by this machine's clock, so that adding it again undoes a jump.
         at_unix_s = self._clock.unix_s() + left_s
-        self._ends = None if left_s == math.inf else EndsAt(self.name, at_unix_s, _END_WHY)
+        self._ends = None if left_s == math.inf else EndsAt(self.name, at_unix_s, why)
 
 
 def job_in(environ: Mapping[str, str]) -> str:
@@ -79,13 +90,49 @@ def job_in(environ: Mapping[str, str]) -> str:
     return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
 
 
-def shortest(text: str) -> float | None:
-    """The least time left on any line of squeue's answer; None if no line has one.
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What squeue says of a job: seconds left, how often it was started again, its state.
 
-    A heterogeneous job has a line for each component, and a federation adds a headline.
+    ``left_s`` is infinite without a limit.
     """
-    found = [left_s for line in text.splitlines() if (left_s := time_left_s(line)) is not None]
-    return min(found, default=None)
+
+    left_s: float
+    num_restarts: int
+    state: str
+
+    def is_lost_to(self, environ: Mapping[str, str]) -> bool:
+        """Whether the start of the job that has ``environ`` is over for SLURM.
+
+        There is a newer one, or will be; or the node failed, and there will be none.
+        """
+        number = int(environ.get("SLURM_RESTART_COUNT") or 0)
+        return self.num_restarts > number or self.state == "NODE_FAIL"
+
+
+def question(job: str) -> tuple[str, ...]:
+    """The command that asks for a job, also for one that has just ended."""
+    return ("squeue", "-h", "-t", "all", "-j", job, "-O", "TimeLeft,RestartCnt,State")
+
+
+def ask(job: str, *, timeout_s: float) -> Told | None:
+    """What squeue says of a job; None without an answer."""
+    done = run_command(question(job), timeout_s=timeout_s)
+    return told_by(done.out) if done.succeeded else None
+
+
+def told_by(text: str) -> Told | None:
+    """squeue's answer; None if there is none.
+
+    A heterogeneous job has a line for each component, of which the first to end counts, and a
+    federation adds a headline.
+    """
+    found: list[Told] = []
+    for line in text.splitlines():
+        left, num_restarts, state, *_ = (*line.split(), "0", "", "")
+        if (left_s := time_left_s(left)) is not None:
+            found.append(Told(left_s, int(num_restarts), state))
+    return min(found, key=lambda told: told.left_s, default=None)
 
 
 def time_left_s(text: str) -> float | None:

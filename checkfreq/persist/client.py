@@ -24,7 +24,7 @@ from weakref import WeakSet
 
 from checkfreq import faults
 from checkfreq.config import CFConfig
-from checkfreq.errors import ConfigError, WorkerDiedError
+from checkfreq.errors import ConfigError, DirectoryBusyError, WorkerDiedError
 from checkfreq.mirror.settings import Mirror
 from checkfreq.notices.choice import watched
 from checkfreq.persist import protocol as p
@@ -154,8 +154,8 @@ class WorkerClient:
     def wait_opened(self) -> None:
         """Return once the worker holds the directory's lock.
 
-        Raises ConfigError if another run keeps the lock for ``takeover_s`` or the directory cannot
-        be used, and WorkerDiedError if the worker ends first.
+        Raises DirectoryBusyError if another run keeps the lock for ``takeover_s``, ConfigError if
+        the directory cannot be used, and WorkerDiedError if the worker ends first.
         """
         if not self.poll_opened(timeout_s=self.open_timeout_s):
             raise self._death("open")
@@ -174,7 +174,7 @@ class WorkerClient:
                 case p.Waiting():
                     logger.warning("%s is locked by %s; waiting", self._chk_dir, reply.holder)
                 case p.OpenFailed():
-                    raise ConfigError(self._open_failure(reply))
+                    raise self._open_failure(reply)
                 case None if self.is_alive():
                     return False
                 case None:
@@ -413,12 +413,16 @@ class WorkerClient:
         start = max(0, size - _STDERR_TAIL_BYTES)
         return os.pread(self._stderr_fd, size - start, start).decode(errors="replace")
 
-    def _open_failure(self, reply: p.OpenFailed) -> str:
-        return (
-            f"cannot use {self._chk_dir} as a checkpoint directory: {reply.message}. "
-            "Give each run its own directory, writable by it; if the previous run is "
-            "still saving, wait for it or raise CFConfig.takeover_s."
+    def _open_failure(self, reply: p.OpenFailed) -> ConfigError:
+        cannot = f"cannot use {self._chk_dir} as a checkpoint directory: {reply.message}. "
+        if not reply.is_busy:
+            return ConfigError(f"{cannot}Give each run a directory of its own, writable by it.")
+        busy = DirectoryBusyError(
+            f"{cannot}If that is an earlier start of this run, it has to end first: start this one "
+            "again then, or raise CFConfig.takeover_s. Else give each run a directory of its own"
         )
+        logger.error("%s", busy)  # an exit that nobody catches shows no traceback
+        return busy
 
 
 def takeover_s(config: CFConfig, *, ranks: int = 1) -> float:

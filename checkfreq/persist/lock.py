@@ -31,11 +31,23 @@ _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVA
 
 
 class LockTimeoutError(TimeoutError):
-    """Another process kept the lock; ``holder`` describes it."""
+    """Another process kept the lock; ``holder`` describes it.
 
-    def __init__(self, holder: str, waited_s: float) -> None:
+    ``is_sibling``: it is another task of the same step of a SLURM job, so nobody waited for it.
+    """
+
+    def __init__(self, holder: str, waited_s: float, *, is_sibling: bool = False) -> None:
         self.holder = holder
-        super().__init__(f"still locked by {holder} after {waited_s:.1f} s")
+        self.is_sibling = is_sibling
+        text = f"still locked by {holder} after {waited_s:.1f} s"
+        if is_sibling:
+            text = (
+                f"locked by {holder}: srun started this script {os.environ.get('SLURM_NTASKS')} "
+                f"times without {' and '.join(_missing_of_ranks())}, so each trains alone. To "
+                "train together, let each task have RANK=$SLURM_PROCID and "
+                "WORLD_SIZE=$SLURM_NTASKS, and call torch.distributed.init_process_group()"
+            )
+        super().__init__(text)
 
 
 class LockState(enum.Enum):
@@ -86,10 +98,10 @@ class DirectoryLock:
         start_s = time.monotonic()
         waiting = False
         while not self._try():
-            holder = self._holder()
+            holder, is_sibling = self._holder()
             waited_s = time.monotonic() - start_s
-            if waited_s >= timeout_s or give_up(_RETRY_S):
-                raise LockTimeoutError(holder, waited_s)
+            if is_sibling or waited_s >= timeout_s or give_up(_RETRY_S):
+                raise LockTimeoutError(holder, waited_s, is_sibling=is_sibling)
             if not waiting:
                 waiting = True
                 on_wait(holder)
@@ -178,18 +190,37 @@ class DirectoryLock:
     def _write_holder(self, owner_pid: int) -> None:
         assert self._fd is not None
         record = {"worker_pid": os.getpid(), "trainer_pid": owner_pid, "host": socket.gethostname()}
+        record |= {"step": _step(), "task": os.environ.get("SLURM_PROCID")}
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, json.dumps(record).encode(), 0)
 
-    def _holder(self) -> str:
+    def _holder(self) -> tuple[str, bool]:
+        """Who has the lock, and whether that is another task of our own step of a job."""
         try:
             record = json.loads(self._ops.read_bytes(self._path, max_bytes=_MAX_BYTES))
-            return (
+            holder = (
                 f"the persist worker {record['worker_pid']} of training process "
                 f"{record['trainer_pid']} on host {record['host']}"
             )
+            step, task = record["step"], record["task"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return "another process"
+            return "another process", False
+        if step is None:
+            return holder, False
+        is_ours = step == _step() and task != os.environ.get("SLURM_PROCID")
+        return f"{holder} ({step}, task {task})", is_ours and bool(_missing_of_ranks())
+
+
+def _step() -> str | None:
+    """Which start of which SLURM job, and which step of it, this is; None outside jobs."""
+    if not (job := os.environ.get("SLURM_JOB_ID")):
+        return None
+    start, step = os.environ.get("SLURM_RESTART_COUNT", "0"), os.environ.get("SLURM_STEP_ID")
+    return f"SLURM job {job}, start {start}, step {step}"
+
+
+def _missing_of_ranks() -> list[str]:
+    return [name for name in ("RANK", "WORLD_SIZE") if name not in os.environ]
 
 
 def holder_of(chk_dir: Path, *, name: str = ".lock") -> int | None:

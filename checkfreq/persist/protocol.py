@@ -187,10 +187,11 @@ class Opened(NamedTuple):
 
 
 class OpenFailed(NamedTuple):
-    """The directory could not be locked or made ready."""
+    """The directory could not be locked or made ready. ``is_busy``: another run keeps its lock."""
 
     message: str
     child_traceback: str
+    is_busy: bool = False
 
 
 class Committed(NamedTuple):

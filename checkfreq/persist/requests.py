@@ -203,7 +203,8 @@ class RequestHandler:
             store, lock = self._take_over(request)
         except (OSError, LockTimeoutError) as error:
             self._refused = asker
-            self._reply(p.OpenFailed(str(error), traceback.format_exc()))
+            is_busy = isinstance(error, LockTimeoutError) and not error.is_sibling
+            self._reply(p.OpenFailed(str(error), traceback.format_exc(), is_busy))
             return
         self._uploads.finish(0.0)  # of the trainer before
         self._uploads = Uploads(lambda report: self._report(asker, report))

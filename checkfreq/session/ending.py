@@ -7,7 +7,7 @@ import os
 import time
 from dataclasses import replace
 
-from checkfreq.errors import PersistError, RankError, StateError
+from checkfreq.errors import DirectoryBusyError, PersistError, RankError, StateError
 from checkfreq.events import StopRecord
 from checkfreq.keyboard import KEYBOARD
 from checkfreq.notices.requeue import requeue
@@ -166,7 +166,7 @@ class Ending:
                 finally:  # last: a signal must not end a process that is about to end well
                     session.notice.uninstall(has_stopped=progress.has_stopped)
                     KEYBOARD.detach()
-        self._requeue()
+        self._requeue(was_busy=isinstance(failure, DirectoryBusyError))
 
     def _state(self, *, clean: bool) -> State:
         """What is told to ``checkfreq run``."""
@@ -176,16 +176,17 @@ class Ending:
             return State.STOPPED
         return State.CLOSED if clean else State.FAILED
 
-    def _requeue(self) -> None:
+    def _requeue(self, *, was_busy: bool) -> None:
         """Put the job back into SLURM's queue: the last act, since SLURM then ends the processes.
 
         Every rank's part is durable: ``stop`` waited for all of them. The user's own deadline ends
-        the run for good: the next job would have the same one.
+        the run for good: the next job would have the same one. ``was_busy``: another run, such as
+        one on a node that SLURM has lost, had the directory, so that this one never began.
         """
         session, progress = self._session, self._progress
         wanted = session.config.requeue and session.role.rank == 0
         is_over = progress.is_finished or self._stopped_by.startswith("deadline")
-        if wanted and progress.has_stopped and not is_over:
+        if wanted and (was_busy or progress.has_stopped) and not is_over:
             requeue(os.environ)
 
     def _complete(self, *, clean: bool) -> None:

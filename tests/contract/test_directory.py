@@ -23,6 +23,7 @@ from checkfreq.errors import (
     StorageError,
 )
 from checkfreq.integrations.dcp import CFStorageReader
+from checkfreq.persist.lock import DirectoryLock
 from checkfreq.store.store import CheckpointStore
 from tests.contract.runs import Training, config, managed, written
 
@@ -338,3 +339,29 @@ def test_two_runs_that_start_at_once_do_not_share_a_directory(chk_dir: Path) -> 
         manager.close()
     assert sorted(outcomes) == ["refused", "saved"]
     assert CheckpointStore(chk_dir).steps() == [0]
+
+
+BUSY = """
+import sys
+from pathlib import Path
+from tests.contract.runs import Training, config, managed
+
+with managed(Path(sys.argv[1]), Training().chk, config=config(takeover_s=0.0)) as manager:
+    manager.restore()
+"""
+
+
+def test_a_script_whose_directory_another_run_has_ends_as_one_to_be_started_again(
+    chk_dir: Path,
+) -> None:
+    chk_dir.mkdir()
+    lock = DirectoryLock(chk_dir)
+    assert lock.try_now(owner_pid=4711)
+    done = subprocess.run(
+        [sys.executable, "-c", BUSY, str(chk_dir)], capture_output=True, text=True, check=False
+    )
+    lock.release()
+    assert done.returncode == 75
+    assert "still locked by the persist worker" in done.stderr
+    assert "training process 4711 on host" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from checkfreq import CFManager
+from checkfreq.errors import DirectoryBusyError
 from checkfreq.events import StopRecord
+from checkfreq.persist.lock import DirectoryLock
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, TrainingStopped
 from tests.contract.conftest import Hold
@@ -319,6 +321,25 @@ def test_a_deadline_of_ones_own_requeues_nothing(
     called = command("scontrol", "true")
     stopped_at(chk_dir, Training(), deadline=time.time() - 1.0, requeue=True)
     assert not called.exists()
+
+
+def test_a_job_that_finds_its_directory_in_use_is_requeued(
+    chk_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Install
+) -> None:
+    in_job(monkeypatch)
+    command("squeue", "echo UNLIMITED")
+    called = command("scontrol", "true")
+    chk_dir.mkdir()
+    lock = DirectoryLock(chk_dir)
+    assert lock.try_now(owner_pid=4711)
+    busy = config(requeue=True, takeover_s=0.0)
+    with (
+        pytest.raises(DirectoryBusyError, match="still locked by .* 4711"),
+        managed(chk_dir, Training().chk, config=busy) as manager,
+    ):
+        manager.restore()
+    lock.release()
+    assert called.read_text() == "requeue 42\n"
 
 
 @pytest.mark.parametrize(("status", "says"), [(0, "is requeued"), (1, "sbatch --dependency")])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from checkfreq.notices.command import run_command
-from checkfreq.notices.slurm import SlurmEndTime, shortest, time_left_s
+from checkfreq.notices.slurm import SlurmEndTime, Told, time_left_s, told_by
 from tests.notices.conftest import Install, SetClock
 
 JOB = {"SLURM_JOB_ID": "42"}
@@ -44,9 +44,10 @@ def test_every_form_of_the_time_left_is_read(text: str, seconds: float | None) -
 
 
 def test_the_shortest_component_of_a_job_counts_and_headlines_do_not() -> None:
-    assert shortest("CLUSTER: one\n2:00\n1:30\n") == 90.0
-    assert shortest("UNLIMITED\n5:00\n") == 300.0
-    assert shortest("\n") is None
+    found = told_by("CLUSTER: one\n2:00   3   RUNNING\n1:30   3   COMPLETING   \n")
+    assert found == Told(90.0, 3, "COMPLETING")
+    assert told_by("UNLIMITED 0 RUNNING\n5:00 0 RUNNING\n") == Told(300.0, 0, "RUNNING")
+    assert told_by("\n") is None
 
 
 def test_the_end_is_what_squeue_says_of_this_job(command: Install, clock: SetClock) -> None:
@@ -54,7 +55,7 @@ def test_the_end_is_what_squeue_says_of_this_job(command: Install, clock: SetClo
     ends = SlurmEndTime(JOB, clock=clock.clock()).poll()
     assert ends is not None
     assert (ends.source, ends.at_unix_s) == ("slurm", clock.unix_s + 5400.0)
-    assert called.read_text() == "-h -j 42 -o %L\n"
+    assert called.read_text() == "-h -t all -j 42 -O TimeLeft,RestartCnt,State\n"
 
 
 def test_squeue_beats_the_environment_which_cannot_change(
@@ -93,7 +94,7 @@ def test_a_task_of_an_array_asks_for_itself(command: Install, clock: SetClock) -
     called = command("squeue", "echo 1:00")
     environ = {**JOB, "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "2"}
     SlurmEndTime(environ, clock=clock.clock()).poll()
-    assert called.read_text() == "-h -j 40_2 -o %L\n"
+    assert called.read_text() == "-h -t all -j 40_2 -O TimeLeft,RestartCnt,State\n"
 
 
 @pytest.mark.parametrize("text", ["", "0", "soon", "-5"])
@@ -138,6 +139,32 @@ def test_the_end_stays_where_it_is_if_the_clock_is_set(command: Install, clock: 
     clock.jump(1200.0)
     command("squeue", "echo 40:00")
     assert source.poll() == before
+
+
+@pytest.mark.parametrize(
+    ("restarts", "answer"),
+    [("", "1:00:00 1 PENDING"), ("2", "1:00:00 3 RUNNING"), ("", "0:00 0 NODE_FAIL")],
+)
+def test_a_run_whose_job_has_a_newer_start_or_no_node_ends_soon_once(
+    command: Install, clock: SetClock, restarts: str, answer: str
+) -> None:
+    source = SlurmEndTime({**JOB, "SLURM_RESTART_COUNT": restarts}, clock=clock.clock())
+    command("squeue", f"echo {answer}")
+    ends = source.poll()
+    assert ends is not None
+    assert ends.at_unix_s == clock.unix_s + 30.0
+    assert ends.why == "SLURM has taken job 42 from this node"
+    clock.pass_(15.0)
+    assert source.poll() == ends
+
+
+def test_a_run_that_is_its_jobs_newest_start_has_the_whole_time(
+    command: Install, clock: SetClock
+) -> None:
+    command("squeue", "echo 1:00:00 2 RUNNING")
+    ends = SlurmEndTime({**JOB, "SLURM_RESTART_COUNT": "2"}, clock=clock.clock()).poll()
+    assert ends is not None
+    assert ends.at_unix_s == clock.unix_s + 3600.0
 
 
 def test_squeue_is_asked_once_a_minute_and_more_often_near_the_end(

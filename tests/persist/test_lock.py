@@ -188,3 +188,42 @@ def test_the_lock_is_not_inherited(tmp_path: Path) -> None:
     assert lock._fd is not None
     assert not os.get_inheritable(lock._fd)
     lock.release()
+
+
+def test_another_task_of_the_same_step_is_not_waited_for_and_told_of_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"JOB_ID": "7", "STEP_ID": "0", "NTASKS": "2", "PROCID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
+    acquire(first)
+    monkeypatch.setenv("SLURM_PROCID", "1")
+    with pytest.raises(LockTimeoutError) as caught:
+        acquire(second, timeout_s=3600.0)
+    assert caught.value.is_sibling
+    assert (
+        "(SLURM job 7, start 0, step 0, task 0): srun started this script 2 times without RANK"
+        in (str(caught.value))
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"SLURM_RESTART_COUNT": "1"}, {"SLURM_PROCID": "0"}, {"RANK": "1", "WORLD_SIZE": "2"}],
+)
+def test_an_earlier_start_of_the_job_or_of_the_ranks_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: dict[str, str]
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "SLURM_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"JOB_ID": "7", "STEP_ID": "0", "NTASKS": "2", "PROCID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
+    acquire(first)
+    for name, value in {"SLURM_PROCID": "1", **changed}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(LockTimeoutError) as caught:
+        acquire(second)
+    assert not caught.value.is_sibling

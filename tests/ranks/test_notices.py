@@ -75,6 +75,7 @@ def test_one_rank_asks_slurm_and_requeues_once_all_parts_are_durable(tmp_path: P
     heard = run_well(life(tmp_path, 3, slurm=True, config={"requeue": True}))
     step, _ = heard[0].last("stopped")
     assert [one.last("stopped") for one in heard] == [(step, step)] * 3
-    assert asked.read_text().splitlines().count("-h -j 42 -o %L") == 1
+    # For the end, and before it requeues.
+    assert asked.read_text().splitlines().count("-h -t all -j 42 -O TimeLeft,RestartCnt,State") == 2
     assert requeued.read_text().splitlines() == ["requeue 42"]
     assert f"step-{step:08d}" in (tmp_path / "seen").read_text().split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -35,11 +36,22 @@ def long_jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dic
     return {
         "single": submit(cluster, "single.sbatch", folder / "single", limit, slow_runs=2),
         "multinode": submit(cluster, "multinode.sbatch", folder / "two", two, slow_runs=2),
-        "bare": bare(cluster, folder / "bare", "--time=1", slow_runs=2),
+        "bare": bare(
+            cluster, folder / "bare", "--time=1", slow_runs=2, export=slow_scontrol(folder)
+        ),
         "timeout": Job(
             cluster.call(*_SBATCH, f"--output={folder}/job-%j.log", "--wrap=sleep 600"), folder
         ),
     }
+
+
+def slow_scontrol(folder: Path) -> str:
+    """A variable with which ``scontrol`` returns after SLURM has begun to end the job."""
+    path = folder / "bin" / "scontrol"
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\n{shutil.which("scontrol")} "$@" && sleep 2\n')
+    path.chmod(0o755)
+    return f"PATH={path.parent}:{os.environ['PATH']}"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.cluster import SCRIPTS, Cluster, wait_until
 from tests.slurm.jobs import Job, submit, trainer
 
 pytestmark = [pytest.mark.slurm, pytest.mark.more, pytest.mark.slow]
@@ -96,6 +98,28 @@ def test_a_job_that_never_gets_anywhere_is_not_requeued_for_ever(
 
     assert cluster.wait_for_end(job.number) == ["FAILED"]
     assert cluster.restarts(job.number) == 1
+
+
+@pytest.mark.parametrize("script", ["single.sbatch", "multinode.sbatch", "array.sbatch"])
+@pytest.mark.parametrize(("restarts", "status"), [("echo 3", 75), ("echo 2", 0), ("exit 1", 0)])
+def test_a_script_on_a_node_that_was_lost_leaves_the_newer_start_of_its_job_alone(
+    tmp_path: Path, script: str, restarts: str, status: int
+) -> None:
+    requeued = tmp_path / "requeued"
+    for name, does in {
+        "srun": "exit 75",
+        "squeue": restarts,
+        "scontrol": f'test "$1" = requeue && touch {requeued}',
+    }.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_RESTART_COUNT": "2"}
+    done = subprocess.run(
+        ["bash", SCRIPTS / script, "true"],
+        env={**environ, "SLURM_JOB_ID": "7", "MASTER_ADDR": "127.0.0.1"},
+        check=False,
+    )
+    assert (done.returncode, requeued.exists()) == (status, status == 0)
 
 
 @pytest.mark.parametrize("script", ["single.sbatch", "multinode.sbatch", "array.sbatch"])

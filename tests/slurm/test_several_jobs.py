@@ -49,6 +49,7 @@ def test_a_chain_of_jobs_goes_on_where_the_one_before_stopped(
         jobs[0].log()
     )
     assert cluster.wait_for_end(jobs[2].number) == ["CANCELLED"]
+    assert "not requeued" not in jobs[0].log()  # as it is meant to be
     assert len(jobs[0].starts()) == 2
     assert jobs[0].result() == uninterrupted.result()
 

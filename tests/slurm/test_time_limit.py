@@ -42,6 +42,8 @@ def test_a_job_that_only_has_a_time_limit_finishes_as_if_it_had_none(
     assert cluster.wait_for_end(job.number) == ["COMPLETED"], job.log()
     assert_same(job, uninterrupted)
     assert {*job.stops("signal")} == {"slurm"}
+    assert f"SLURM job {job.number} is requeued" in job.log()
+    assert "cannot requeue" not in job.log()
 
 
 def assert_same(job: Job, uninterrupted: Job) -> None:
