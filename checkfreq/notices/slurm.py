@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 
 from checkfreq.notices.command import run_command
-from checkfreq.notices.source import CLOCK, Clock, EndsAt
+from checkfreq.notices.source import CLOCK, Clock, EndsAt, NoAnswerError
 
 _ASK_S = 60.0
 _ASK_OFTEN_S = 15.0
@@ -63,6 +63,8 @@ class SlurmEndTime:
         left_s = shortest(done.out) if done.succeeded else None
         if left_s is None:
             self._num_failed += 1
+            if self._ends is None:
+                raise NoAnswerError(done.error or f"squeue said {done.out.strip()!r:.80}")
             return
         self._num_failed = 0
         # squeue subtracts by this machine's clock, so that adding it again undoes a jump.

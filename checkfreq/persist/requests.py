@@ -351,7 +351,9 @@ class RequestHandler:
 def _tell_news(channel: p.Channel, news: News) -> None:
     """Called on the watch thread, which ends with the channel."""
     ends = news.ends
-    if ends is None:
+    if news.unanswered:
+        channel.send(p.NoticeUnanswered(news.source, news.unanswered))
+    elif ends is None:
         channel.send(p.NoticeGone(news.source))
     else:
         channel.send(p.NoticeSeen(news.source, ends.why, ends.at_unix_s, news.at_s))

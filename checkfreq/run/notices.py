@@ -9,6 +9,7 @@ prolongs it. Belongs to the training thread.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from checkfreq.persist import protocol as p
 from checkfreq.persist.attempts import Attempt
 from checkfreq.policy.ending import LastCheckpoint, Needs
 from checkfreq.run.interrupt import StopNotice
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,13 @@ class NoticeBoard:
         """A source said something."""
         if isinstance(notice, p.NoticeGone):
             self._gone(notice.source)
+        elif isinstance(notice, p.NoticeUnanswered):
+            logger.warning(
+                "CFConfig.notices: %s does not answer (%s). Until it does, this run is not told by "
+                "it when it will end. It is asked again and again",
+                notice.source,
+                notice.why,
+            )
         elif notice.at_unix_s is None or notice.at_s is None:
             self._may_end(notice)
         else:

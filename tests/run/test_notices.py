@@ -85,6 +85,18 @@ def test_each_change_is_said_once() -> None:
     assert board.take_news() == []
 
 
+def test_a_source_that_does_not_answer_is_named_in_a_warning_and_is_no_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    board = NoticeBoard()
+    board.note(seen("aws", at_s=50.0))
+    board.note(p.NoticeUnanswered("aws", "PUT http://169.254.169.254: status 403"))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "aws does not answer (PUT http://169.254.169.254: status 403)" in record.getMessage()
+    assert at_s(board) == 50.0
+
+
 # ---- the last moment
 
 
