@@ -37,8 +37,9 @@ from checkfreq.store.store import CheckpointStore
 
 logger = logging.getLogger(__name__)
 
-#: How often another's claim, or lock, is looked at again.
+#: How often another's claim, or lock, is looked at again, and how often that of a live run.
 _LOOK_AGAIN_S = 2.0
+_ASK_AGAIN_S = RENEW_EVERY_S
 #: The longest pause after a failure once the run ends.
 _LAST_PAUSE_S = 5.0
 #: Uploads whose longest is what the next one is expected to take.
@@ -82,11 +83,11 @@ class MirrorService:
         self._removals: set[int] = set()
         self._marks_are_new = True
         self._end_by_s: float | None = None
+        self._look_again_s = 0.0
         # Below: the thread's own.
         self._is_locked = False
         self._backoff = Backoff()
         self._failed_s = 0.0
-        self._look_again_s = 0.0
         self._recent_s: deque[float] = deque(maxlen=_RECENT)
         self._report = MirrorReport(State.STARTING)
         self._there: dict[int, Marker] = {}
@@ -131,6 +132,7 @@ class MirrorService:
         """Upload the newest checkpoint, give the claim up and end; False if time ran out."""
         with self._changed:
             self._queue.hurry()
+            self._look_again_s = 0.0
             self._end_by_s = self._clock() + timeout_s
             self._changed.notify()
         self._thread.join(timeout_s + 1.0)
@@ -205,7 +207,10 @@ class MirrorService:
                 now_s = self._clock()
                 if self._end_by_s is not None and (now_s >= self._end_by_s or self._has_nothing()):
                     return None
-                left_s = max(self._pause_s(now_s), self._look_again_s - now_s)
+                look_in_s = self._look_again_s - now_s
+                if self._end_by_s is not None and look_in_s > _LOOK_AGAIN_S:
+                    return None  # a live run's claim was asked for once more
+                left_s = max(self._pause_s(now_s), look_in_s)
                 if left_s <= 0:
                     act = self._due(now_s)
                     if act is not None:
@@ -237,8 +242,6 @@ class MirrorService:
     def _due(self, now_s: float) -> Callable[[], None] | None:
         if not self._is_locked:
             return self._lock
-        if self._report.state is State.REFUSED:
-            return None
         if not self._claim.is_ours:
             return self._take_claim
         if self._claim.is_due:
@@ -277,12 +280,18 @@ class MirrorService:
                 self._refuse(self._claim.holder)
 
     def _wait_for(self, what: str) -> None:
-        self._look_again_s = self._clock() + _LOOK_AGAIN_S
+        self._look_again(_LOOK_AGAIN_S)
         if self._report.state is not State.WAITING:
             self._say(State.WAITING, problem=what, since_s=self._wall())
 
     def _refuse(self, holder: str) -> None:
-        self._say(State.REFUSED, problem=holder, since_s=self._wall())
+        self._look_again(_ASK_AGAIN_S)
+        if self._report.state is not State.REFUSED:
+            self._say(State.REFUSED, problem=holder, since_s=self._wall())
+
+    def _look_again(self, in_s: float) -> None:
+        with self._changed:
+            self._look_again_s = self._clock() + in_s
 
     def _renew(self) -> None:
         if not self._claim.renew():
@@ -308,6 +317,8 @@ class MirrorService:
             self._remember(self._there[newest_there])
         newest = self._newest_here()
         with self._changed:
+            if self._claim.is_contested and newest_there is not None:
+                self._queue.only_after(newest_there)
             is_newer = newest is not None and (newest_there is None or newest > newest_there)
             if newest is not None and is_newer and self._queue.next_step is None:
                 self._queue.committed(newest)
@@ -400,8 +411,8 @@ class MirrorService:
     def _set_aside(self, step: int) -> None:
         """Markers of a future that the run went back from, now that there is a newer one."""
         with self._changed:
-            if step not in self._committed_here:
-                return  # of an earlier run: there may be newer ones, which this run may restore
+            if step not in self._committed_here or self._claim.is_contested:
+                return  # there may be newer ones of another run, which are not this one's to judge
             after = step if self._aside_after is None else min(step, self._aside_after)
             own = set(self._committed_here)
         there = self._markers.read()

@@ -43,12 +43,16 @@ class MirrorView:
         self._on_upload = on_upload
         self._wall = wall
         self._report = MirrorReport(State.STARTING)
+        self._why_not = ""  # it was uploading when it ended, if that is empty
 
     def take(self, value: Json) -> tuple[int, ...]:
         """A report of the worker; returns the steps to remove from the mirror."""
         assert self._mirror is not None, "there is no mirror to report on"
         before, self._report = self._report, MirrorReport.from_json(value)
         self._log(before)
+        if self._report.state is not State.ENDED or self._report.problem:
+            said = {State.REFUSED: "it is written by ", State.WAITING: "it waited for "}
+            self._why_not = said.get(self._report.state, "") + self._report.problem
         self._tell_upload(before)
         if self._report.num_uploaded == before.num_uploaded:
             return ()
@@ -95,7 +99,7 @@ class MirrorView:
                 newest_step,
                 self._mirror.url,
                 there,
-                self._report.problem or "Mirror.wait_on_close_s or close_timeout_s was over",
+                self._why_not or "Mirror.wait_on_close_s or close_timeout_s was over",
             )
 
     # ---- inside
@@ -126,6 +130,15 @@ class MirrorView:
         assert self._mirror is not None
         report, url = self._report, self._mirror.url
         is_new = report.state is not before.state
+        if before.state in (State.WAITING, State.REFUSED) and report.state is State.IDLE:
+            logger.warning(
+                "uploads to %s begin: this run has the claim now, after %.0f s of waiting for %s "
+                "(newest there: %s)",
+                url,
+                self._wall() - before.since_s,
+                before.problem,
+                report.uploaded_step,
+            )
         if before.state is State.FAILING and is_new:
             for_s = self._wall() - before.since_s
             logger.warning("the mirror %s can be written again, after %.0f s", url, for_s)
@@ -135,8 +148,9 @@ class MirrorView:
             logger.warning("nothing is uploaded to %s yet: waiting for %s", url, report.problem)
         elif report.state is State.REFUSED and is_new:
             logger.error(
-                "nothing is uploaded to %s: it is written by %s. Give each run a prefix of its "
-                "own, or end the other run and start this one again",
+                "nothing is uploaded to %s: it is written by %s. Once that run has ended, this one "
+                "uploads what is newer. If they are two different runs, give each a prefix of its "
+                "own",
                 url,
                 report.problem,
             )

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from checkfreq.errors import StorageError
+from checkfreq.mirror.bandwidth import Bandwidth
+from checkfreq.mirror.claim import RENEW_EVERY_S, ClaimKeeper, Ownership
 from checkfreq.mirror.client import RemoteObjects
 from checkfreq.mirror.layout import CLAIM, FINISHED, MARKS, Finish, decode_marks
 from checkfreq.mirror.report import MirrorReport, State
 from checkfreq.mirror.service import MirrorService
 from checkfreq.mirror.settings import Mirror
+from checkfreq.mirror.uploader import Uploader
 from checkfreq.store.store import CheckpointStore
 from tests.mirror.checkpoints import commit, markers, memory_remote, noise
 
@@ -272,6 +275,74 @@ def test_a_second_run_waits_for_the_first_ones_claim(
     second.committed(1)
     assert second.held() == {1}
     assert markers(remote) == {}
+
+
+class Renewed:
+    """Another run's claim, which is alive while a test says so."""
+
+    def __init__(self, remote: RemoteObjects, clock: Clock) -> None:
+        self._keeper = ClaimKeeper(remote, run="other", clock=clock, wall=clock)
+        self._clock = clock
+        assert self._keeper.take() is Ownership.OURS
+        self.release = self._keeper.release
+
+    def refuse(self, service: MirrorService, reports: Reports) -> None:
+        """Renew it once ``service`` has seen it."""
+        reports.wait_for(lambda report: report.state is State.WAITING)
+        self._clock.now_s += RENEW_EVERY_S
+        assert self._keeper.renew_if_due()
+        service.marks_changed()  # it looks up
+        reports.wait_for(lambda report: report.state is State.REFUSED)
+
+
+def test_a_run_that_was_refused_uploads_once_the_other_has_ended_and_leaves_its_checkpoints(
+    store: CheckpointStore,
+    remote: RemoteObjects,
+    reports: Reports,
+    start: Callable[..., MirrorService],
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    other = Renewed(remote, clock)
+    service = start(clock=clock)
+    other.refuse(service, reports)
+    for step in (3, 4):
+        put(store, step)
+        service.committed(step)
+    theirs = CheckpointStore(tmp_path / "other")
+    put(theirs, 5)
+    Uploader(
+        remote, theirs, bandwidth=Bandwidth(None), part_bytes=16 << 20, go_on=lambda: None
+    ).upload(5)
+    other.release()
+    clock.now_s += RENEW_EVERY_S
+    service.marks_changed()
+    report = reports.wait_for(lambda report: report.state is State.IDLE)
+    assert (report.uploaded_step, report.held) == (5, ())
+    put(store, 6)
+    service.committed(6)
+    reports.wait_for(uploaded(6))
+    assert sorted(markers(remote)) == [5, 6]
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_refused_run_that_ends_asks_once_more_and_waits_no_longer(
+    store: CheckpointStore,
+    remote: RemoteObjects,
+    reports: Reports,
+    start: Callable[..., MirrorService],
+    is_alive: bool,
+) -> None:
+    clock = Clock()
+    other = Renewed(remote, clock)
+    service = start(clock=clock)
+    other.refuse(service, reports)
+    put(store, 1)
+    service.committed(1)
+    if not is_alive:
+        other.release()
+    assert service.finish(DEADLINE_S)  # on a clock that stands still: it has waited for nothing
+    assert sorted(markers(remote)) == ([] if is_alive else [1])
 
 
 def test_an_end_without_time_uploads_nothing_and_is_reported(

@@ -33,25 +33,33 @@ def state_of(manager: CFManager) -> str:
     return state
 
 
-def test_a_second_run_on_the_prefix_is_refused_and_uploads_nothing(
-    s3: S3Server, prefix: str, tmp_path: Path
+def test_a_replacement_is_refused_while_the_old_run_is_alive_and_uploads_when_it_has_ended(
+    s3: S3Server, prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     mirror = s3.mirror(prefix)
     first, second = Training(), Training(seed=1)
     with with_mirror(tmp_path / "first", first, mirror) as one:
         first.steps(one, 1)
         wait_uploaded(one, 1)
-        with with_mirror(tmp_path / "second", second, mirror, fresh=True) as other:
-            second.steps(other, 5)
-            is_refused = other._persistence.wait_until(
-                lambda: state_of(other) == "refused", timeout_s=DEADLINE_S
-            )
-            assert is_refused, state_of(other)
-        first.steps(one, 1)
-        wait_uploaded(one, 2)
-    assert MirrorReader(mirror).steps() == [1, 2]
-    assert CheckpointStore(tmp_path / "second").steps()[-1] == 5
-    assert MirrorReader(mirror).manifest(2) == CheckpointStore(tmp_path / "first").manifest(2)
+        other = with_mirror(tmp_path / "second", second, mirror)
+        assert other.restore()
+        second.steps(other, 1)
+        is_refused = other._persistence.wait_until(
+            lambda: state_of(other) == "refused", timeout_s=DEADLINE_S
+        )
+        assert is_refused, state_of(other)
+        first.steps(one, 4)
+    assert MirrorReader(mirror).steps()[-1] == 5
+    assert MirrorReader(mirror).manifest(5) == CheckpointStore(tmp_path / "first").manifest(5)
+    with other:
+        second.steps(other, 1)
+        is_ours = other._persistence.wait_until(
+            lambda: state_of(other) == "idle", timeout_s=DEADLINE_S
+        )
+        assert is_ours, state_of(other)
+        second.steps(other, 5)
+    assert MirrorReader(mirror).manifest(8) == CheckpointStore(tmp_path / "second").manifest(8)
+    assert sum("this run has the claim now" in one.getMessage() for one in caplog.records) == 1
 
 
 class Switch:
