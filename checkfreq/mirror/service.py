@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 import traceback
@@ -44,6 +45,8 @@ _ASK_AGAIN_S = RENEW_EVERY_S
 _LAST_PAUSE_S = 5.0
 #: Uploads whose longest is what the next one is expected to take.
 _RECENT = 3
+#: More than an upload takes, to be left before the end of the run when the last one begins.
+_SPARE_S = 5.0
 #: The longest wait without anything to do; the claim is renewed in between.
 _IDLE_S = RENEW_EVERY_S
 
@@ -52,7 +55,8 @@ class MirrorService:
     """One mirror of one directory.
 
     ``run``: the run's identity, kept in the directory. ``try_lock`` takes the lock against an
-    earlier worker that is still uploading. ``report`` is called on the mirror's thread.
+    earlier worker that is still uploading. ``ends_at_s``: when the run ends, by ``clock``, as far
+    as is known. ``report`` is called on the mirror's thread.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class MirrorService:
         run: str,
         report: Callable[[MirrorReport], None],
         try_lock: Callable[[], bool] = lambda: True,
+        ends_at_s: Callable[[], float] = lambda: math.inf,
         connect: Callable[[Mirror], RemoteObjects] = RemoteObjects,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -72,6 +77,7 @@ class MirrorService:
         self._run_id = run
         self._tell = report
         self._try_lock = try_lock
+        self._ends_at_s = ends_at_s
         self._connect = connect
         self._clock = clock
         self._wall = wall
@@ -89,6 +95,7 @@ class MirrorService:
         self._backoff = Backoff()
         self._failed_s = 0.0
         self._recent_s: deque[float] = deque(maxlen=_RECENT)
+        self._began_s = 0.0
         self._report = MirrorReport(State.STARTING)
         self._there: dict[int, Marker] = {}
         self._remote_marks: dict[int, StepMark] = {}
@@ -219,7 +226,7 @@ class MirrorService:
                         return None
                     left_s = _IDLE_S
                     if self._queue.next_step is not None:
-                        left_s = min(left_s, self._queue.wait_s(now_s))
+                        left_s = min(left_s, self._upload_in_s(now_s))
                 if self._end_by_s is not None:
                     left_s = min(left_s, self._end_by_s - now_s)
                 self._changed.wait(left_s)
@@ -246,21 +253,43 @@ class MirrorService:
             return self._take_claim
         if self._claim.is_due:
             return self._renew
-        if self._queue.next_step is not None and not self._queue.wait_s(now_s):
+        if self._queue.next_step is not None and not self._upload_in_s(now_s):
             return self._upload
         if self._marks_are_new:
             return self._send_marks
         return self._remove if self._removals else None
 
-    def _go_on(self) -> None:
-        """Between the requests of an upload: keep the claim, and end where it is not worth it."""
+    def _upload_in_s(self, now_s: float) -> float:
+        """Until the next upload may begin: not where the run's last one would have to wait for it.
+
+        If there is no last one by when it would have to begin, this one begins after all.
+        """
+        wait_s = self._queue.wait_s(now_s)
+        if self._end_by_s is None and self._recent_s:
+            upload_s = max(self._recent_s)
+            last_in_s = self._ends_at_s() - now_s - upload_s - _SPARE_S
+            if 0.0 < last_in_s < upload_s + _SPARE_S:
+                return max(wait_s, last_in_s)
+        return wait_s
+
+    def _go_on(self, sending: float | None) -> None:
+        """During an upload: keep the claim, and end what is not worth it; see `Uploader`."""
         if not self._claim.renew_if_due():
             self._lose_claim()
             raise UploadAbandonedError
         with self._changed:
-            is_late = self._end_by_s is not None and self._clock() >= self._end_by_s
-            if is_late or self._queue.is_overtaken:
+            if sending is None or self._end_by_s is None:
+                return
+            left_s = self._end_by_s - self._clock()
+            is_late = left_s <= 0.0
+            if is_late or (self._queue.is_overtaken and self._newest_needs_s(sending) <= left_s):
                 raise UploadAbandonedError
+
+    def _newest_needs_s(self, sending: float) -> float:
+        """Until the newest checkpoint is uploaded if this upload ends once ``sending`` is sent."""
+        age_s = self._clock() - self._began_s
+        upload_s = max((age_s, *self._recent_s))
+        return upload_s + min(upload_s - age_s, sending * upload_s)
 
     # ---- acts: lock and claim
 
@@ -369,11 +398,11 @@ class MirrorService:
     # ---- acts: uploads
 
     def _upload(self) -> None:
-        began_s = self._clock()
+        self._began_s = self._clock()
         with self._changed:
             step = self._queue.next_step
             assert step is not None, "nothing to upload"
-            self._queue.begin(step, now_s=began_s)
+            self._queue.begin(step, now_s=self._began_s)
         self._say(State.UPLOADING, step=step, began_s=time.perf_counter(), ended_s=None)
         try:
             done = self._uploader.upload(step, at_epoch_end=self._is_epoch_end(step))

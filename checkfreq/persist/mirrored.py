@@ -60,8 +60,15 @@ class MirrorView:
 
     @property
     def upload_s(self) -> float:
-        """Seconds from durable to uploaded, as measured lately; 0.0 if that is not known."""
-        return self._report.upload_s
+        """Seconds from durable to uploaded, as measured lately; 0.0 if that is not known.
+
+        An upload in progress comes first, and shows that the next may take as long as it does.
+        """
+        report, usual_s = self._report, self._report.upload_s
+        if report.state is not State.UPLOADING or report.began_s is None:
+            return usual_s
+        age_s = time.perf_counter() - report.began_s
+        return max(age_s, 2 * usual_s - age_s)
 
     @property
     def wait_on_close_s(self) -> float:

@@ -411,8 +411,9 @@ class Persistence:
         return self._store.marks().get(step, StepMark()).finished
 
     def upload_s(self) -> float:
-        """Expected seconds from durable to uploaded; 0.0 without a mirror, or before the first."""
-        return self._mirror.upload_s
+        """Seconds from durable to uploaded, as ``close`` counts them; 0.0 if nothing is known."""
+        upload_s = self._mirror.upload_s
+        return upload_s + _END_UPLOAD_S if upload_s else 0.0
 
     def why_held_back(self) -> str:
         """Why no periodic checkpoint should be tried now, after failures; "" if one may be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from checkfreq.mirror.layout import CLAIM, FINISHED, MARKS, Finish, decode_marks
 from checkfreq.mirror.report import MirrorReport, State
 from checkfreq.mirror.service import MirrorService
 from checkfreq.mirror.settings import Mirror
-from checkfreq.mirror.uploader import Uploader
+from checkfreq.mirror.uploader import UploadAbandonedError, Uploader
 from checkfreq.store.store import CheckpointStore
 from tests.mirror.checkpoints import commit, markers, memory_remote, noise
 
@@ -230,6 +231,61 @@ def test_at_the_end_of_a_run_a_long_pause_is_cut_short(
     assert service._pause_s(clock.now_s + 30.0) == 0
 
 
+@pytest.mark.parametrize(
+    ("left_s", "sending", "is_given_up"),
+    [
+        (300.0, 1.0, True),  # at the end of a run there is time for the newest
+        (16.5, 1.0, True),  # 6 s for this one, all of which is being sent, and 10 s for the newest
+        (15.5, 1.0, False),
+        (13.0, 0.25, True),  # four of its sixteen pieces are being sent
+        (12.0, 0.25, False),
+        (9.0, 0.0, False),  # the newest cannot arrive any more, this one may
+        (0.0, 1.0, True),
+        (0.0, None, False),  # all is sent: it gets its marker
+    ],
+)
+def test_an_upload_in_progress_is_given_up_for_the_newest_only_if_that_can_arrive_in_time(
+    store: CheckpointStore, left_s: float, sending: float | None, is_given_up: bool
+) -> None:
+    clock = Clock()
+    service = MirrorService(MIRROR, store, run="one", report=lambda report: None, clock=clock)
+    service._claim = ClaimKeeper(memory_remote(), run="one", clock=clock)
+    assert service._claim.take() is Ownership.OURS
+    service._recent_s.append(10.0)
+    service._began_s = clock.now_s - 4.0
+    service._queue.begin(1, now_s=service._began_s)
+    service._queue.committed(2)
+    service._go_on(1.0)  # the run goes on: nothing is given up
+    service._queue.hurry()
+    service._end_by_s = clock.now_s + left_s
+    with pytest.raises(UploadAbandonedError) if is_given_up else contextlib.nullcontext():
+        service._go_on(sending)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "in_s"),
+    [
+        (1000.0, 0.0),
+        (30.0, 0.0),  # 10 s for this one, 10 s for the last one, 5 s to spare for each
+        (29.0, 14.0),
+        (16.0, 1.0),
+        (15.0, 0.0),  # no last one came
+        (-1.0, 0.0),  # the run goes on after its end
+    ],
+)
+def test_an_upload_that_would_be_in_the_way_of_the_last_one_does_not_begin(
+    store: CheckpointStore, left_s: float, in_s: float
+) -> None:
+    service = MirrorService(
+        MIRROR, store, run="one", report=lambda report: None, ends_at_s=lambda: 1000.0 + left_s
+    )
+    assert service._upload_in_s(1000.0) == 0.0  # nobody knows yet how long one takes
+    service._recent_s.append(10.0)
+    assert service._upload_in_s(1000.0) == in_s
+    service._end_by_s = 1000.0 + left_s
+    assert service._upload_in_s(1000.0) == 0.0
+
+
 def test_a_damaged_checkpoint_is_reported_and_the_next_one_uploaded(
     store: CheckpointStore,
     remote: RemoteObjects,
@@ -312,7 +368,7 @@ def test_a_run_that_was_refused_uploads_once_the_other_has_ended_and_leaves_its_
     theirs = CheckpointStore(tmp_path / "other")
     put(theirs, 5)
     Uploader(
-        remote, theirs, bandwidth=Bandwidth(None), part_bytes=16 << 20, go_on=lambda: None
+        remote, theirs, bandwidth=Bandwidth(None), part_bytes=16 << 20, go_on=lambda sending: None
     ).upload(5)
     other.release()
     clock.now_s += RENEW_EVERY_S

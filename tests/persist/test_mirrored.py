@@ -63,6 +63,18 @@ def test_an_upload_is_told_when_it_begins_and_when_it_ends(view: MirrorView, see
     assert view.upload_s == 4.0
 
 
+def test_the_last_upload_waits_for_the_one_in_progress(view: MirrorView) -> None:
+    usual: dict[str, object] = {"upload_s": 40.0, "num_uploaded": 1}
+    take(view, State.UPLOADING, began_s=time.perf_counter() - 10.0, **usual)
+    assert 40.0 <= view.upload_s <= 30.0 + 40.0
+    take(view, State.UPLOADING, began_s=time.perf_counter() - 100.0, **usual)
+    assert view.upload_s >= 100.0  # it takes longer than usual, and so may the next
+    take(view, State.UPLOADING, began_s=time.perf_counter() - 7.0)
+    assert view.upload_s >= 7.0  # the first one
+    take(view, State.IDLE, **usual)
+    assert view.upload_s == 40.0
+
+
 def test_after_an_upload_the_policy_decides_what_is_removed(view: MirrorView) -> None:
     there = tuple(Mirrored(step, keep=step == 1) for step in (1, 2, 3, 4))
     assert take(view, State.IDLE, num_uploaded=1, checkpoints=there) == (2,)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import threading
+import time
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -17,9 +21,14 @@ from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror
 from checkfreq.store.store import CheckpointStore
 from tests.contract.runs import Training, config, managed
+from tests.notices.conftest import Server, server
+from tests.notices.test_clouds import ACTION
+from tests.patience import slowness
 from tests.s3.program import DEADLINE_S, wait_uploaded
 from tests.s3.proxy import Fault, FaultProxy
 from tests.s3.server import SECRET, S3Server, running
+
+__all__ = ["server"]
 
 pytestmark = [pytest.mark.s3, pytest.mark.more]
 
@@ -60,6 +69,45 @@ def test_a_replacement_is_refused_while_the_old_run_is_alive_and_uploads_when_it
         second.steps(other, 5)
     assert MirrorReader(mirror).manifest(8) == CheckpointStore(tmp_path / "second").manifest(8)
     assert sum("this run has the claim now" in one.getMessage() for one in caplog.records) == 1
+
+
+class SlowPieces:
+    """A plan of a proxy that takes ``seconds`` to pass on what is uploaded."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, method: str, path: str) -> Fault:
+        if method == "PUT" and "/objects/" in path:
+            threading.Event().wait(self.seconds)
+        return Fault.NONE
+
+
+def test_after_a_spot_notice_the_last_step_is_in_the_mirror_before_the_machine_goes(
+    s3: S3Server, prefix: str, tmp_path: Path, server: Server
+) -> None:
+    """The notice comes during an upload, and the end while the next one would be going on."""
+    upload_s = 6.0 * slowness()
+    server.answers["PUT /latest/api/token"] = (200, "token")
+    training = Training()
+    with FaultProxy(s3.port, SlowPieces(upload_s)).listening() as proxy:
+        mirror = s3.mirror(prefix, port=proxy.port)
+        settings = config(mirror=mirror, notices=("aws",), metadata_url=server.url)
+        manager = managed(tmp_path / "chk", training.chk, config=settings, chk_freq=25)
+        until_s = time.monotonic() + DEADLINE_S
+        with manager:
+            ends_at_unix_s = 0.0
+            while not manager.stopped:
+                assert time.monotonic() < until_s, manager.stats()
+                training.steps(manager, 1)
+                view = manager.stats()["mirror"]
+                if not ends_at_unix_s and view["num_uploaded"] and view["state"] == "uploading":
+                    ends_at_unix_s = time.time() + 2.8 * upload_s
+                    at = datetime.fromtimestamp(ends_at_unix_s, timezone.utc).isoformat()
+                    answer = {"action": "terminate", "time": at}
+                    server.answers[ACTION] = (200, json.dumps(answer))
+        assert MirrorReader(mirror).steps()[-1] == manager.global_step
+        assert time.time() < ends_at_unix_s
 
 
 class Switch:
