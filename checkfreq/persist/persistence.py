@@ -333,16 +333,16 @@ class Persistence:
         *,
         timeout_s: float,
         left_s: Callable[[], float] = lambda: math.inf,
-        upload_left_s: float | None = None,
+        upload_left_s: float = math.inf,
     ) -> None:
         """Let the worker finish, upload the last checkpoint and exit; kill it after ``timeout_s``.
 
-        Or earlier, once ``left_s()`` is 0. The upload takes at most ``Mirror.wait_on_close_s``, and
-        ends in time for the rest, and ``upload_left_s`` from now at the latest.
+        Or earlier, once ``left_s()`` is 0. The upload takes at most ``Mirror.wait_on_close_s`` and
+        ``upload_left_s``, and ends in time for the rest.
         """
         began_s = time.monotonic()
-        ends_s = (timeout_s, math.inf if upload_left_s is None else upload_left_s)
-        upload_for_s = min(self._mirror.wait_on_close_s, max(0.0, min(ends_s) - _END_UPLOAD_S))
+        upload_for_s = max(0.0, min(upload_left_s, timeout_s - _END_UPLOAD_S))
+        upload_for_s = min(self._mirror.wait_on_close_s, upload_for_s)
         was_open = self._client.has_opened
         if not self._client.close(timeout_s=timeout_s, upload_for_s=upload_for_s, left_s=left_s):
             logger.error(

@@ -9,6 +9,7 @@ prolongs it. Belongs to the training thread.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -131,7 +132,7 @@ class LastMoment:
         self._patience_s = _UNKNOWN_GRACE_S
         self._stop_by_s: float | None = None
         self._is_closing = False
-        self._end_s: float | None = None
+        self._end_s = math.inf
         self._last = LastCheckpoint()
         self._boundary_s: float | None = None
         self._was_epoch_end = False
@@ -227,7 +228,7 @@ class LastMoment:
         usual_s = needs.durable_s - self._reserve_s
         self._patience_s = max(_UNKNOWN_GRACE_S, usual_s, self._grace_s or 0.0)
         self._stop_by_s = now_s + self._patience_s
-        self._end_s = None if stop.ends_in_s is None else now_s + stop.ends_in_s
+        self._end_s = math.inf if stop.ends_in_s is None else now_s + stop.ends_in_s
 
     def closing(self, *, has_stopped: bool) -> None:
         """The manager is closed, which has a time of its own if the last checkpoint is durable.
@@ -247,7 +248,7 @@ class LastMoment:
             by_s = came_s + self._patience_s
         return None if by_s is None else by_s - self._clock()
 
-    def upload_left_s(self) -> float | None:
-        """Seconds until a known end, but for those that are needed after the upload; or None."""
+    def upload_left_s(self) -> float:
+        """Seconds until a known end, if there is one, but for those needed after the upload."""
         reserve_s = self._reserve_s if self.grace_left_s() is None else 0.0
-        return None if self._end_s is None else self._end_s - reserve_s - self._clock()
+        return self._end_s - reserve_s - self._clock()
