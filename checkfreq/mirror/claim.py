@@ -197,12 +197,12 @@ class ClaimKeeper:
         self._e_tag, self._renewed_s = e_tag, self._clock()
 
     def _read(self) -> tuple[bytes, Claim | None, str | None] | None:
+        data, e_tag = b"", None
         try:
             data, e_tag = self._remote.get(CLAIM, max_bytes=1 << 16)
+            return data, Claim.decode(data, url=self._remote.url), e_tag
         except FileNotFoundError:
             return None
-        try:
-            return data, Claim.decode(data, url=self._remote.url), e_tag
         except CorruptCheckpointError as error:
             logger.warning("the claim of the mirror cannot be read: %s", error)
             return data, None, e_tag

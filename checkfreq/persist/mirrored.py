@@ -44,6 +44,8 @@ class MirrorView:
         self._wall = wall
         self._report = MirrorReport(State.STARTING)
         self._why_not = ""  # it was uploading when it ended, if that is empty
+        #: Since when nothing can be uploaded, as was said; None: since something was.
+        self._failing_since_s: float | None = None
 
     def take(self, value: Json) -> tuple[int, ...]:
         """A report of the worker; returns the steps to remove from the mirror."""
@@ -94,9 +96,9 @@ class MirrorView:
             }
         }
 
-    def closed(self, newest_step: int | None) -> None:
-        """The worker has ended; say so if the newest checkpoint is not in the mirror."""
-        if self._mirror is None or newest_step is None:
+    def closed(self, newest_step: int) -> None:
+        """The worker has ended; say so if the directory's newest step is not in the mirror."""
+        if self._mirror is None:
             return
         there = self._report.uploaded_step
         if there is None or there < newest_step:
@@ -105,8 +107,10 @@ class MirrorView:
                 "run in this directory uploads it",
                 newest_step,
                 self._mirror.url,
-                there,
-                self._why_not or "Mirror.wait_on_close_s or close_timeout_s was over",
+                "not known" if there is None else there,
+                self._why_not
+                or "the time for it was over (Mirror.wait_on_close_s, "
+                "CFConfig.close_timeout_s or stop_grace_s, or a known end of the run)",
             )
 
     # ---- inside
@@ -146,10 +150,13 @@ class MirrorView:
                 before.problem,
                 report.uploaded_step,
             )
-        if before.state is State.FAILING and is_new:
-            for_s = self._wall() - before.since_s
+        since_s = self._failing_since_s
+        if since_s is not None and report.num_uploaded > before.num_uploaded:
+            for_s = self._wall() - since_s
             logger.warning("the mirror %s can be written again, after %.0f s", url, for_s)
-        if report.state is State.FAILING and is_new:
+            self._failing_since_s = None
+        if report.state is State.FAILING and since_s is None:
+            self._failing_since_s = report.since_s
             self._failing(url)
         elif report.state is State.WAITING and is_new:
             logger.warning("nothing is uploaded to %s yet: waiting for %s", url, report.problem)
@@ -162,10 +169,10 @@ class MirrorView:
                 report.problem,
             )
             self._record("mirror_refused", -1, holder=report.problem)
-        elif report.state is State.ENDED and report.problem:
+        elif report.state is State.ENDED and report.problem not in ("", before.problem):
             logger.error("the mirror %s has ended with an error:\n%s", url, report.problem)
         elif report.state is State.IDLE and report.problem:
-            logger.error("a damaged checkpoint is not uploaded to %s: %s", url, report.problem)
+            logger.error("the mirror %s: %s", url, report.problem)
 
     def _failing(self, url: str) -> None:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._report.since_s))

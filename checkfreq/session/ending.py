@@ -47,6 +47,7 @@ class Ending:
         left = "" if ends_in_s is None else f", {max(0.0, ends_in_s):.0f} s before the end"
         logger.warning("%s: taking the final checkpoint%s", stop.why, left)
         ends_at_unix_s = None if ends_in_s is None else time.time() + ends_in_s
+        self._session.last_moment.stopping(stop, self._pipeline.needs())
         record = StopRecord(
             stop.source, stop.why, self._progress.global_step, False, ends_at_unix_s
         )
@@ -141,6 +142,7 @@ class Ending:
         if failure is not None and not (progress.has_stopped and isinstance(failure, SystemExit)):
             self._coordinator.leave(f"{type(failure).__name__}: {failure}")
         limit_s = session.config.close_timeout_s if timeout_s is None else timeout_s
+        session.last_moment.closing(has_stopped=progress.has_stopped)
         self._pipeline.begin_close(timeout_s=limit_s)
         try:
             self._complete(clean=clean)
@@ -160,12 +162,15 @@ class Ending:
                 session.profiler.close(clean=clean or was_asked)
             finally:
                 try:
+                    if not session.restores_from_mirror:
+                        self._requeue()
                     self._pipeline.close()
                     self._coordinator.close()
                 finally:  # last: a signal must not end a process that is about to end well
                     session.notice.uninstall(has_stopped=progress.has_stopped)
                     KEYBOARD.detach()
-        self._requeue()
+        if session.restores_from_mirror:
+            self._requeue()
 
     def _state(self, *, clean: bool) -> State:
         """What is told to ``checkfreq run``."""
@@ -176,10 +181,11 @@ class Ending:
         return State.CLOSED if clean else State.FAILED
 
     def _requeue(self) -> None:
-        """Put the job back into SLURM's queue: the last act, since SLURM then ends the processes.
+        """Put the job back into SLURM's queue, which then ends the processes.
 
-        Every rank's part is durable: ``stop`` waited for all of them. The user's own deadline ends
-        the run for good: the next job would have the same one.
+        Every rank's part is durable: ``stop`` waited for all of them. An upload goes on until SLURM
+        ends it, and is finished by the next run, unless that may need it. The user's own deadline
+        ends the run for good: the next job would have the same one.
         """
         session, progress = self._session, self._progress
         wanted = session.config.requeue and session.role.rank == 0

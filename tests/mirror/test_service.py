@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from obstore.store import ObjectStore
 
 from checkfreq.errors import StorageError
 from checkfreq.mirror.bandwidth import Bandwidth
 from checkfreq.mirror.claim import RENEW_EVERY_S, ClaimKeeper, Ownership
 from checkfreq.mirror.client import RemoteObjects
-from checkfreq.mirror.layout import CLAIM, FINISHED, MARKS, Finish, decode_marks
+from checkfreq.mirror.layout import (
+    CLAIM,
+    FINISHED,
+    MARKS,
+    OBJECTS,
+    SMALL_MAX_BYTES,
+    Finish,
+    decode_marks,
+    marker_key,
+)
 from checkfreq.mirror.report import MirrorReport, State
 from checkfreq.mirror.service import MirrorService
 from checkfreq.mirror.settings import Mirror
@@ -183,9 +193,15 @@ class Down(RemoteObjects):
     """A service that can be switched off."""
 
     is_down = True
+    num_refused = 0
+
+    def __init__(self, mirror: Mirror, *, store: ObjectStore, only: str = "") -> None:
+        super().__init__(mirror, store=store)
+        self._only = only
 
     def put(self, key: str, data: bytes | memoryview) -> str | None:
-        if self.is_down:
+        if self.is_down and key.startswith(self._only):
+            self.num_refused += 1
             raise StorageError(5, "switched off", key)
         return super().put(key, data)
 
@@ -226,9 +242,85 @@ def test_at_the_end_of_a_run_a_long_pause_is_cut_short(
     reports.wait_for(lambda report: report.state is State.FAILING)
     for _ in range(8):  # pauses grow to a minute and more
         service._backoff.failed(clock.now_s)
-    assert service._pause_s(clock.now_s + 30.0) > 0
+    assert service._pause_s(service._backoff, clock.now_s + 30.0) > 0
     service._end_by_s = clock.now_s + 300.0
-    assert service._pause_s(clock.now_s + 30.0) == 0
+    assert service._pause_s(service._backoff, clock.now_s + 30.0) == 0
+
+
+def test_at_the_end_of_a_run_a_service_that_has_been_failing_is_tried_once(
+    store: CheckpointStore, reports: Reports, start: Callable[..., MirrorService]
+) -> None:
+    inner = memory_remote(MIRROR)
+    down = Down(inner._mirror, store=inner._store)
+    put(store, 1)
+    service = start(connect=lambda mirror: down, clock=Clock())  # pauses never end
+    for _ in range(2):
+        reports.wait_for(lambda report: report.state is State.FAILING)
+    num_tries = down.num_refused
+    assert service.finish(DEADLINE_S)
+    assert down.num_refused == num_tries + 1
+
+
+def test_a_trouble_lasts_until_an_upload_succeeds_whatever_else_does(
+    store: CheckpointStore, reports: Reports, start: Callable[..., MirrorService]
+) -> None:
+    inner = memory_remote(MIRROR)
+    down = Down(inner._mirror, store=inner._store, only=OBJECTS)
+    put(store, 1)
+    start(connect=lambda mirror: down)
+    first = reports.wait_for(lambda report: report.state is State.FAILING)
+    for _ in range(2):  # it is tried again, and the claim is well
+        again = reports.wait_for(lambda report: report.state is not State.UPLOADING)
+        assert (again.state, again.since_s) == (State.FAILING, first.since_s)
+        assert "switched off" in again.problem
+    down.is_down = False
+    during = reports.wait_for(lambda report: True)
+    assert (during.state, during.since_s) == (State.UPLOADING, first.since_s)
+    after = reports.wait_for(uploaded(1))
+    assert (after.problem, after.since_s) == ("", 0.0)
+
+
+@pytest.mark.parametrize("key", [CLAIM, MARKS, FINISHED, marker_key(7)])
+def test_an_object_that_is_too_large_keeps_nothing_from_being_uploaded(
+    store: CheckpointStore,
+    remote: RemoteObjects,
+    reports: Reports,
+    start: Callable[..., MirrorService],
+    key: str,
+) -> None:
+    clock = Clock()
+    remote.put(key, bytes(SMALL_MAX_BYTES + 1))
+    put(store, 1)
+    start(clock=clock)
+    if key == CLAIM:  # as any that cannot be read, it may be another run's for a minute
+        reports.wait_for(lambda report: report.state is State.WAITING)
+        clock.now_s += 100.0
+    assert reports.wait_for(lambda report: report.uploaded_step == 1).problem == ""
+
+
+class KeepsAll(RemoteObjects):
+    """A service that lets nobody remove anything."""
+
+    def delete(self, keys: Sequence[str]) -> None:
+        raise StorageError(13, "not allowed", keys[0])
+
+
+def test_where_nothing_can_be_removed_that_is_said_once_and_uploads_go_on(
+    store: CheckpointStore, reports: Reports, start: Callable[..., MirrorService]
+) -> None:
+    inner = memory_remote(MIRROR)
+    keeps = KeepsAll(inner._mirror, store=inner._store)
+    service = start(connect=lambda mirror: keeps)
+    told = []
+    for step in (1, 2, 3):
+        put(store, step)
+        service.committed(step)
+        reports.wait_for(uploaded(step))
+        service.remove([step - 1])
+        told.append(reports.wait_for(lambda report: report.state is State.IDLE).problem)
+    assert told[0] == ""  # there was nothing to remove
+    assert "nothing can be removed there" in told[1]
+    assert told[2] == ""
 
 
 @pytest.mark.parametrize(

@@ -91,10 +91,12 @@ def test_the_mirrors_own_policy_comes_first() -> None:
 def test_a_trouble_is_logged_once_and_so_is_its_end(
     view: MirrorView, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(3):
-        take(view, State.FAILING, problem="no route", since_s=100.0, uploaded_step=7)
-    take(view, State.IDLE)
-    first, last = caplog.records
+    for state in (State.FAILING, State.UPLOADING, State.FAILING, State.WAITING, State.FAILING):
+        take(view, state, problem="no route", since_s=100.0, uploaded_step=7)
+    first, _ = caplog.records
+    caplog.clear()
+    take(view, State.IDLE, num_uploaded=1)
+    (last,) = caplog.records
     assert first.levelno == logging.ERROR
     assert "newest there: step 7): no route" in first.getMessage()
     assert last.levelno == logging.WARNING
@@ -107,7 +109,7 @@ def test_a_trouble_is_logged_once_and_so_is_its_end(
         (State.REFUSED, "run two", "it is written by run two"),
         (State.WAITING, "the claim of run two", "waiting for the claim of run two"),
         (State.ENDED, "Traceback", "has ended with an error"),
-        (State.IDLE, "step 3: digest", "a damaged checkpoint is not uploaded"),
+        (State.IDLE, "step 3 is damaged", "the mirror s3://bucket/x: step 3 is damaged"),
     ],
 )
 def test_what_keeps_a_mirror_from_its_work_is_said(
@@ -126,7 +128,7 @@ def test_a_wait_for_another_run_is_said_when_it_is_over_and_is_the_reason_at_the
     take(view, state, problem="run two", since_s=100.0)
     take(view, State.ENDED)
     view.closed(5)
-    assert f"(newest there: None): it {how} run two. It is on disk" in caplog.text
+    assert f"(newest there: not known): it {how} run two. It is on disk" in caplog.text
     caplog.clear()
     take(view, state, problem="run two", since_s=100.0)
     take(view, State.IDLE, uploaded_step=4)

@@ -24,7 +24,7 @@ from tests.contract.runs import Training, config, managed
 from tests.notices.conftest import Server, server
 from tests.notices.test_clouds import ACTION
 from tests.patience import slowness
-from tests.s3.program import DEADLINE_S, wait_uploaded
+from tests.s3.program import DEADLINE_S, Child, Job, train_until_stopped, wait_uploaded
 from tests.s3.proxy import Fault, FaultProxy
 from tests.s3.server import SECRET, S3Server, running
 
@@ -115,9 +115,10 @@ class Switch:
 
     def __init__(self) -> None:
         self.is_on = True
+        self.fault = Fault.FAIL
 
     def __call__(self, method: str, path: str) -> Fault:
-        return Fault.NONE if self.is_on else Fault.FAIL
+        return Fault.NONE if self.is_on else self.fault
 
 
 @pytest.fixture
@@ -151,6 +152,51 @@ def test_what_only_the_directory_has_is_not_removed_while_the_server_is_away(
     found = MirrorReader(s3.mirror(prefix))
     assert found.steps()[-1] == 6
     assert found.verify(6) == CheckpointStore(chk_dir).manifest(6)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [("SIGUSR1", Fault.FAIL), ("SIGTERM", Fault.HANG)],
+)
+def test_a_server_that_is_away_does_not_hold_up_a_run_that_is_told_to_stop(
+    name: str,
+    fault: Fault,
+    s3: S3Server,
+    switched: tuple[FaultProxy, Switch],
+    prefix: str,
+    tmp_path: Path,
+) -> None:
+    """It would be waited for for 300 s (Mirror.wait_on_close_s); the child is given less."""
+    proxy, switch = switched
+    mirror, chk_dir = s3.mirror(prefix, port=proxy.port), tmp_path / "chk"
+    job = Job(str(chk_dir), mirror, waits_for_uploads=fault is Fault.FAIL)
+    child = Child(train_until_stopped, job, name)
+    assert child.read() == ("uploaded",)
+    switch.fault, switch.is_on = fault, False
+    child.say("go on")
+    assert child.read_all() == ([], 75)
+    assert CheckpointStore(chk_dir).steps()[-1] == 3
+    assert MirrorReader(s3.mirror(prefix)).steps() == [1]
+
+
+def test_a_run_that_only_restores_from_the_mirror_does_not_say_that_it_is_not_there(
+    s3: S3Server,
+    switched: tuple[FaultProxy, Switch],
+    prefix: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    proxy, switch = switched
+    first, training = Training(), Training(seed=1)
+    with with_mirror(tmp_path / "old", first, s3.mirror(prefix)) as manager:
+        bits = first.steps(manager, 1)
+        wait_uploaded(manager, 1)
+    mirror = s3.mirror(prefix, port=proxy.port)
+    with with_mirror(tmp_path / "new", training, mirror) as manager:
+        assert manager.restore()
+        assert training.bits() == bits[0]
+        switch.is_on = False  # what lies there is not looked at by the worker
+    assert "is not in the mirror" not in caplog.text
 
 
 def test_damage_on_the_server_is_walked_past(s3: S3Server, prefix: str, tmp_path: Path) -> None:

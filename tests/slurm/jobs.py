@@ -92,10 +92,18 @@ def submission(folder: Path, export: str = "") -> list[str]:
     return ["--mem=100", f"--output={folder}/job-%j.log", f"--export={given}"]
 
 
-def bare(cluster: Cluster, folder: Path, *options: str, slow_runs: int) -> Job:
+def bare(
+    cluster: Cluster,
+    folder: Path,
+    *options: str,
+    slow_runs: int,
+    arguments: Sequence[str] = (),
+    export: str = "",
+) -> Job:
     """Submit a job that is the trainer alone, which asks SLURM for its end and requeues itself."""
-    command = shlex.join(["exec", "srun", *_python(slow_runs), "--requeue", str(folder / "chk")])
-    options = (*submission(folder), "--requeue", "--open-mode=append", *options)
+    given = [*_python(slow_runs), "--requeue", *arguments, str(folder / "chk")]
+    command = shlex.join(["exec", "srun", *given])
+    options = (*submission(folder, export), "--requeue", "--open-mode=append", *options)
     return Job(cluster.call("sbatch", "--parsable", *options, f"--wrap={command}"), folder)
 
 

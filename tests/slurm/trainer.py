@@ -50,7 +50,10 @@ def main() -> None:
     learnt = {"counts": torch.zeros(EPOCHS, NUM_SAMPLES, dtype=torch.int64)}
     tracked = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "learnt": learnt}
     config = CFConfig(
-        notices=() if arguments.only_signals else None, requeue=arguments.requeue, nice=0
+        notices=() if arguments.only_signals else None,
+        requeue=arguments.requeue,
+        mirror=arguments.mirror,
+        nice=0,
     )
     with CFManager(arguments.chk_dir, CFCheckpoint(**tracked), config=config) as cf_manager:
         loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=arguments.workers)
@@ -109,6 +112,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--slow-runs", type=int, default=0)
     parser.add_argument("--only-signals", action="store_true", help="do not ask SLURM for the end")
     parser.add_argument("--requeue", action="store_true", help="the job, when it was stopped")
+    parser.add_argument("--mirror", help="a URL; the server is in the environment")
     return parser.parse_args()
 
 
