@@ -136,14 +136,18 @@ class CFConfig:
             WARNING. Default True. False saves the time it takes, once per run.
 
     Stopping
-        stop_signals: names of the signals that mean "save and stop". Default SIGTERM and SIGUSR1.
-            Add the signal that your scheduler sends before the time limit. They are handled from
+        stop_signals: names of the signals that mean "save and stop". Default SIGTERM, SIGUSR1 and
+            SIGHUP (of a terminal that is gone; under ``nohup`` it stays ignored). Add the signal
+            that your scheduler sends before the time limit. They are handled from
             the first boundary on; before it they do what they do without checkfreq, so that a
             process which starts, restores or hangs can be ended.
         stop_grace_s: how long after SIGTERM the process will be killed: Kubernetes'
             ``terminationGracePeriodSeconds`` (30 unless set), SLURM's ``KillWait`` (30). No wait
             then lasts longer, so that the run ends with an error that says what is missing.
-            Default None: not known.
+            Default None: not known; a run that stops then waits for 60 s, or for what its last
+            checkpoint and upload should take by those before, if that is longer.
+        stop_before_s: how long before a known end (``deadline``, ``notices``) training is to be
+            over, for what your script does afterwards, such as copying checkpoints back. Default 0.
         deadline: when the run ends: a ``datetime`` with a time zone, or seconds since 1970. It
             trains on until the last checkpoint must start in order to be durable by then, which
             follows from the measured times, and stops as if a signal had come. Default None.
@@ -156,10 +160,9 @@ class CFConfig:
             before its last checkpoint is taken, and again once that is durable. Keep the first
             call short: the end may be near. What it raises is logged. Default None. (What
             iterators do after a stop is ``CFIterator(on_stop=...)``.)
-        requeue: once the last checkpoint is durable on all ranks, and the manager is closed, put
-            the SLURM job back into its queue (``scontrol requeue``, on rank 0), unless training is
-            finished, or was stopped by ``deadline``. SLURM then ends the job's processes. Default
-            False.
+        requeue: once the last checkpoint is durable on all ranks, put the SLURM job back into its
+            queue (``scontrol requeue``, on rank 0), unless training is finished, or was stopped by
+            ``deadline``. SLURM then ends the job's processes. Default False.
     """
 
     objective: Objective = Objective.BOUND
@@ -192,8 +195,9 @@ class CFConfig:
     rank_timeout_s: float = 60.0
     meet_every_s: float = 1.0
     compare_ranks: bool = True
-    stop_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1")
+    stop_signals: tuple[str, ...] = ("SIGTERM", "SIGUSR1", "SIGHUP")
     stop_grace_s: float | None = None
+    stop_before_s: float = 0.0
     deadline: datetime | float | None = None
     notices: tuple[str, ...] | None = None
     metadata_url: str | None = None
@@ -217,6 +221,7 @@ class CFConfig:
             "persist_timeout_s",
             "close_timeout_s",
             "keep_in_memory_s",
+            "stop_before_s",
             *given,
         ):
             value = getattr(self, name)

@@ -35,7 +35,8 @@ def _torch_is_seeded() -> None:
 @pytest.fixture(autouse=True)
 def _signals_are_as_before() -> Iterator[None]:
     """A manager that was told to stop keeps its handlers: the process is about to end."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    stops = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in stops}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

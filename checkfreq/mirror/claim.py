@@ -3,9 +3,10 @@
 The claim is created if there is none. One that is there is taken over at once if it is this run's
 own (the same checkpoint directory: its lock allows one worker), and otherwise once it has not been
 renewed for `LEASE_S`: its run is dead. A claim that is renewed meanwhile belongs to a live run, and
-this one is refused. Whether a service honours conditions is found out once, by asking for what must
-be refused; where it does not, a claim is read back before it is trusted. Ages are told by the
-service's own clock, or by waiting: the clocks of two machines are not compared.
+this one is refused until that one gives it up, or dies. Whether a service honours conditions is
+found out once, by asking for what must be refused; where it does not, a claim is read back before
+it is trusted. Ages are told by the service's own clock, or by waiting: the clocks of two machines
+are not compared.
 
 Belongs to the mirror's thread.
 """
@@ -40,7 +41,7 @@ class Ownership(enum.Enum):
     OURS = "ours"
     #: Another run's claim, which may be dead: ask again.
     WAITING = "waiting"
-    #: Another run's claim, which was renewed.
+    #: Another run's claim, which was renewed: ask again, less often.
     REFUSED = "refused"
 
 
@@ -74,6 +75,8 @@ class ClaimKeeper:
         self._renewed_s: float | None = None
         #: Another run's claim, since when it is watched, and how much longer it may be alive.
         self._watched: tuple[bytes, float, float] | None = None
+        #: Whether another run was seen to be alive, and may have uploaded beside this one.
+        self.is_contested = False
         self.holder = ""
 
     @property
@@ -118,11 +121,11 @@ class ClaimKeeper:
             self._watched = data, now_s, LEASE_S - self._age_s()
         seen, since_s, left_s = self._watched
         if data != seen:
-            return Ownership.REFUSED
-        if now_s - since_s < left_s:
-            return Ownership.WAITING
-        self._watched = None
-        return self._seize(e_tag)
+            self._watched, self.is_contested = (data, now_s, LEASE_S), True
+        elif now_s - since_s >= left_s:
+            self._watched = None
+            return self._seize(e_tag)
+        return Ownership.REFUSED if self.is_contested else Ownership.WAITING
 
     def _age_s(self) -> float:
         """How long ago the claim was written, by the service's clock; 0.0 if it cannot be told."""
@@ -166,7 +169,7 @@ class ClaimKeeper:
             self._write_over(self._e_tag)
         except FileExistsError:
             if self._after_conflict() is not Ownership.OURS:
-                self._renewed_s = None
+                self._renewed_s, self.is_contested = None, True
                 return False
         return True
 
@@ -194,12 +197,12 @@ class ClaimKeeper:
         self._e_tag, self._renewed_s = e_tag, self._clock()
 
     def _read(self) -> tuple[bytes, Claim | None, str | None] | None:
+        data, e_tag = b"", None
         try:
             data, e_tag = self._remote.get(CLAIM, max_bytes=1 << 16)
+            return data, Claim.decode(data, url=self._remote.url), e_tag
         except FileNotFoundError:
             return None
-        try:
-            return data, Claim.decode(data, url=self._remote.url), e_tag
         except CorruptCheckpointError as error:
             logger.warning("the claim of the mirror cannot be read: %s", error)
             return data, None, e_tag

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from checkfreq.errors import StorageError, printable
+from checkfreq.errors import CorruptCheckpointError, StorageError, printable
 from checkfreq.mirror.layout import SMALL_MAX_BYTES
 from checkfreq.mirror.settings import Mirror, open_store
 
@@ -123,13 +123,14 @@ class RemoteObjects:
     # ---- reading
 
     def get(self, key: str, *, max_bytes: int = SMALL_MAX_BYTES) -> tuple[bytes, str | None]:
-        """A small object and its tag; StorageError (EFBIG) if it is larger than ``max_bytes``."""
+        """A small object and its tag; CorruptCheckpointError if it is larger than ``max_bytes``."""
         with self._showing("read", key):
             found = self._client.get(self._store, key)
-            if found.meta["size"] > max_bytes:
-                text = f"expected at most {max_bytes} bytes, found {found.meta['size']}"
-                raise StorageError(errno.EFBIG, text, f"{self.url}/{key}")
-            return bytes(found.bytes()), found.meta["e_tag"]
+            if (got := found.meta["size"]) <= max_bytes:
+                return bytes(found.bytes()), found.meta["e_tag"]
+        raise CorruptCheckpointError(
+            f"{self.url}/{key}", check="size", expected=f"at most {max_bytes} bytes", got=got
+        )
 
     def read_into(self, key: str, view: memoryview, *, start: int) -> None:
         """Fill ``view`` with an object's bytes from ``start``."""

@@ -25,6 +25,7 @@ class UploadQueue:
         self._allowed_s: float | None = None
         self._current: int | None = None
         self._hurries = False
+        self._after = -1
 
     # ---- what happens
 
@@ -32,11 +33,17 @@ class UploadQueue:
         """``step`` is durable, and the newest; later ones than ``set_aside_after`` are gone."""
         if set_aside_after is not None:
             self._pinned = {one for one in self._pinned if one <= set_aside_after}
-        self._newest = step
+        self._newest = step if step > self._after else None
+
+    def only_after(self, step: int) -> None:
+        """Steps up to this one are another run's, and stay as they are."""
+        self._after = step
+        self._newest = None if self._newest is not None and self._newest <= step else self._newest
+        self.pinned(())
 
     def pinned(self, steps: Collection[int]) -> None:
         """These are to be uploaded too, although there are newer ones."""
-        self._pinned |= set(steps)
+        self._pinned = {step for step in self._pinned.union(steps) if step > self._after}
 
     def begin(self, step: int, *, now_s: float) -> None:
         """The upload of ``step`` begins."""

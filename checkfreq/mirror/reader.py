@@ -269,14 +269,7 @@ class _Objects:
 
     def get(self, key: str, *, most_bytes: int = layout.SMALL_MAX_BYTES) -> bytes:
         """A whole small object; FileNotFoundError, and CorruptCheckpointError if it is larger."""
-        try:
-            return self._tried(lambda: self._objects.get(key, max_bytes=most_bytes))[0]
-        except StorageError as error:
-            if error.errno != errno.EFBIG:
-                raise
-            raise CorruptCheckpointError(
-                str(error.filename), check="size", expected="a small object", got=error.strerror
-            ) from None
+        return self._tried(lambda: self._objects.get(key, max_bytes=most_bytes))[0]
 
     def read_into(self, key: str, view: memoryview, start: int) -> None:
         """Fill ``view`` from byte ``start`` of an object; FileNotFoundError."""
@@ -289,7 +282,7 @@ class _Objects:
             try:
                 return request()
             except StorageError as error:
-                if error.errno in (errno.EACCES, errno.EFBIG):
+                if error.errno == errno.EACCES:
                     raise
             self._sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 import traceback
@@ -37,12 +38,17 @@ from checkfreq.store.store import CheckpointStore
 
 logger = logging.getLogger(__name__)
 
-#: How often another's claim, or lock, is looked at again.
+#: How often another's claim, or lock, is looked at again, and how often that of a live run.
 _LOOK_AGAIN_S = 2.0
+_ASK_AGAIN_S = RENEW_EVERY_S
 #: The longest pause after a failure once the run ends.
 _LAST_PAUSE_S = 5.0
+#: How long the end of a run waits for a service that has been failing, and sends nothing yet.
+_LAST_TRY_S = 10.0
 #: Uploads whose longest is what the next one is expected to take.
 _RECENT = 3
+#: More than an upload takes, to be left before the end of the run when the last one begins.
+_SPARE_S = 5.0
 #: The longest wait without anything to do; the claim is renewed in between.
 _IDLE_S = RENEW_EVERY_S
 
@@ -51,7 +57,8 @@ class MirrorService:
     """One mirror of one directory.
 
     ``run``: the run's identity, kept in the directory. ``try_lock`` takes the lock against an
-    earlier worker that is still uploading. ``report`` is called on the mirror's thread.
+    earlier worker that is still uploading. ``ends_at_s``: when the run ends, by ``clock``, as far
+    as is known. ``report`` is called on the mirror's thread.
     """
 
     def __init__(
@@ -62,6 +69,7 @@ class MirrorService:
         run: str,
         report: Callable[[MirrorReport], None],
         try_lock: Callable[[], bool] = lambda: True,
+        ends_at_s: Callable[[], float] = lambda: math.inf,
         connect: Callable[[Mirror], RemoteObjects] = RemoteObjects,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -71,6 +79,7 @@ class MirrorService:
         self._run_id = run
         self._tell = report
         self._try_lock = try_lock
+        self._ends_at_s = ends_at_s
         self._connect = connect
         self._clock = clock
         self._wall = wall
@@ -82,12 +91,18 @@ class MirrorService:
         self._removals: set[int] = set()
         self._marks_are_new = True
         self._end_by_s: float | None = None
+        self._look_again_s = 0.0
+        self._is_last_try = False
         # Below: the thread's own.
         self._is_locked = False
-        self._backoff = Backoff()
+        self._is_inspected = False
+        self._claim_backoff, self._backoff = Backoff(), Backoff()
         self._failed_s = 0.0
-        self._look_again_s = 0.0
+        #: Why nothing can be uploaded, and since when: until something was.
+        self._trouble, self._trouble_since_s = "", 0.0
+        self._cannot_remove = False
         self._recent_s: deque[float] = deque(maxlen=_RECENT)
+        self._began_s = 0.0
         self._report = MirrorReport(State.STARTING)
         self._there: dict[int, Marker] = {}
         self._remote_marks: dict[int, StepMark] = {}
@@ -128,12 +143,21 @@ class MirrorService:
             return self._queue.held()
 
     def finish(self, timeout_s: float) -> bool:
-        """Upload the newest checkpoint, give the claim up and end; False if time ran out."""
+        """Upload the newest checkpoint, give the claim up and end; False if time ran out.
+
+        A service that has been failing is tried once.
+        """
         with self._changed:
             self._queue.hurry()
-            self._end_by_s = self._clock() + timeout_s
+            self._look_again_s = 0.0
+            self._end_by_s = end_s = self._clock() + timeout_s
+            self._is_last_try = self._report.state is State.FAILING
             self._changed.notify()
-        self._thread.join(timeout_s + 1.0)
+        if self._is_last_try:
+            self._thread.join(min(timeout_s, _LAST_TRY_S))
+            if self._report.state is State.FAILING:
+                self._end_by_s = self._clock()
+        self._thread.join(max(0.0, min(end_s, self._end_by_s) - self._clock()) + 1.0)
         return not self._thread.is_alive()
 
     # ---- the thread
@@ -160,7 +184,8 @@ class MirrorService:
         )
         while (act := self._next_act()) is not None:
             self._do(act)
-        self._give_up_claim()
+        if not self._trouble:
+            self._give_up_claim()
         self._say(State.ENDED)
 
     def _do(self, act: Callable[[], None]) -> None:
@@ -170,29 +195,40 @@ class MirrorService:
             with self._changed:
                 self._queue.failed()
         except (CheckFreqError, OSError) as error:
-            self._failed(error)
+            self._failed(act, error)
         else:
-            self._succeeded()
+            if self._is_about_claim(act):
+                self._claim_backoff.succeeded()
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, act: Callable[[], None], error: Exception) -> None:
+        self._failed_s = self._clock()
         with self._changed:
             self._queue.failed()
-        since_s = self._report.since_s
-        if not self._backoff.num_in_row:
-            since_s = self._wall()
-        self._failed_s = self._clock()
-        self._backoff.failed(self._failed_s)
-        text = self._mirror.scrub(f"{type(error).__name__}: {error}")
-        self._say(State.FAILING, problem=text, since_s=since_s)
+            if self._is_last_try:
+                self._end_by_s = self._failed_s
+        (self._claim_backoff if self._is_about_claim(act) else self._backoff).failed(self._failed_s)
+        if not self._trouble:
+            self._trouble_since_s = self._wall()
+        self._trouble = self._mirror.scrub(f"{type(error).__name__}: {error}")
+        self._say(State.FAILING)
 
-    def _succeeded(self) -> None:
-        self._backoff.succeeded()
-        if self._report.state is State.FAILING:
-            self._say(State.IDLE)
+    def _complain(self, problem: str) -> None:
+        """Tell of what keeps no later checkpoint from being uploaded."""
+        if not self._trouble:
+            self._say(State.IDLE, problem=self._mirror.scrub(problem))
+
+    def _is_about_claim(self, act: Callable[[], None]) -> bool:
+        return act in (self._lock, self._take_claim, self._renew)
 
     def _say(self, state: State, **changes: object) -> None:
-        clean = {"problem": "", "since_s": 0.0, "held": tuple(sorted(self.held()))}
-        fields: dict[str, object] = {**clean, **changes, "state": state}
+        if state is State.IDLE and self._trouble:
+            state = State.FAILING
+        usual = {
+            "problem": self._trouble,
+            "since_s": self._trouble_since_s,
+            "held": tuple(sorted(self.held())),
+        }
+        fields: dict[str, object] = {**usual, **changes, "state": state}
         self._report = replace(self._report, **fields)  # type: ignore[arg-type]
         self._tell(self._report)
 
@@ -205,19 +241,15 @@ class MirrorService:
                 now_s = self._clock()
                 if self._end_by_s is not None and (now_s >= self._end_by_s or self._has_nothing()):
                     return None
-                left_s = max(self._pause_s(now_s), self._look_again_s - now_s)
-                if left_s <= 0:
-                    act = self._due(now_s)
-                    if act is not None:
-                        return act
-                    if self._end_by_s is not None:
-                        return None
-                    left_s = _IDLE_S
-                    if self._queue.next_step is not None:
-                        left_s = min(left_s, self._queue.wait_s(now_s))
+                coming = self._coming(now_s)
+                if coming is None and self._end_by_s is not None:
+                    return None
+                act, left_s = coming or (None, _IDLE_S)
+                if act is not None and left_s <= 0:
+                    return act
                 if self._end_by_s is not None:
                     left_s = min(left_s, self._end_by_s - now_s)
-                self._changed.wait(left_s)
+                self._changed.wait(min(left_s, _IDLE_S))
 
     def _has_nothing(self) -> bool:
         """Whether there is neither a claim to give up nor a checkpoint to upload.
@@ -227,37 +259,67 @@ class MirrorService:
         idle = self._queue.next_step is None and not self._claim.is_ours
         return idle and not self._store.steps()
 
-    def _pause_s(self, now_s: float) -> float:
+    def _pause_s(self, backoff: Backoff, now_s: float) -> float:
         """Until the next try after failures; at the end of a run there is no time for long ones."""
-        left_s = self._backoff.left_s(now_s)
+        left_s = 0.0 if self._is_last_try else backoff.left_s(now_s)
         if self._end_by_s is None:
             return left_s
         return min(left_s, max(0.0, self._failed_s + _LAST_PAUSE_S - now_s))
 
-    def _due(self, now_s: float) -> Callable[[], None] | None:
+    def _coming(self, now_s: float) -> tuple[Callable[[], None], float] | None:
+        """The next act, and in how many seconds it is due; None if there is none."""
+        claim_s = max(self._pause_s(self._claim_backoff, now_s), self._look_again_s - now_s)
+        pause_s = self._pause_s(self._backoff, now_s)
         if not self._is_locked:
-            return self._lock
-        if self._report.state is State.REFUSED:
-            return None
+            return self._lock, claim_s
         if not self._claim.is_ours:
-            return self._take_claim
+            if self._end_by_s is not None and self._look_again_s - now_s > _LOOK_AGAIN_S:
+                return None  # a live run's claim was asked for once more
+            return self._take_claim, claim_s
         if self._claim.is_due:
-            return self._renew
-        if self._queue.next_step is not None and not self._queue.wait_s(now_s):
-            return self._upload
+            return self._renew, claim_s
+        if not self._is_inspected:
+            return self._inspect, pause_s
+        acts: list[tuple[Callable[[], None], float]] = []
+        if self._queue.next_step is not None:
+            acts.append((self._upload, max(pause_s, self._upload_in_s(now_s))))
         if self._marks_are_new:
-            return self._send_marks
-        return self._remove if self._removals else None
+            acts.append((self._send_marks, pause_s))
+        if self._removals:
+            acts.append((self._remove, pause_s))
+        return min(acts, key=lambda one: one[1], default=None)
 
-    def _go_on(self) -> None:
-        """Between the requests of an upload: keep the claim, and end where it is not worth it."""
+    def _upload_in_s(self, now_s: float) -> float:
+        """Until the next upload may begin: not where the run's last one would have to wait for it.
+
+        If there is no last one by when it would have to begin, this one begins after all.
+        """
+        wait_s = self._queue.wait_s(now_s)
+        if self._end_by_s is None and self._recent_s:
+            upload_s = max(self._recent_s)
+            last_in_s = self._ends_at_s() - now_s - upload_s - _SPARE_S
+            if 0.0 < last_in_s < upload_s + _SPARE_S:
+                return max(wait_s, last_in_s)
+        return wait_s
+
+    def _go_on(self, sending: float | None) -> None:
+        """During an upload: keep the claim, and end what is not worth it; see `Uploader`."""
         if not self._claim.renew_if_due():
             self._lose_claim()
             raise UploadAbandonedError
         with self._changed:
-            is_late = self._end_by_s is not None and self._clock() >= self._end_by_s
-            if is_late or self._queue.is_overtaken:
+            if sending is None or self._end_by_s is None:
+                return
+            left_s = self._end_by_s - self._clock()
+            is_late = left_s <= 0.0
+            if is_late or (self._queue.is_overtaken and self._newest_needs_s(sending) <= left_s):
                 raise UploadAbandonedError
+
+    def _newest_needs_s(self, sending: float) -> float:
+        """Until the newest checkpoint is uploaded if this upload ends once ``sending`` is sent."""
+        age_s = self._clock() - self._began_s
+        upload_s = max((age_s, *self._recent_s))
+        return upload_s + min(upload_s - age_s, sending * upload_s)
 
     # ---- acts: lock and claim
 
@@ -270,19 +332,25 @@ class MirrorService:
         faults.reach("mirror.claim")
         match self._claim.take():
             case Ownership.OURS:
-                self._inspect()
+                self._is_inspected = False
             case Ownership.WAITING:
                 self._wait_for(f"the claim of {self._claim.holder}, which may be alive")
             case Ownership.REFUSED:
                 self._refuse(self._claim.holder)
 
     def _wait_for(self, what: str) -> None:
-        self._look_again_s = self._clock() + _LOOK_AGAIN_S
+        self._look_again(_LOOK_AGAIN_S)
         if self._report.state is not State.WAITING:
             self._say(State.WAITING, problem=what, since_s=self._wall())
 
     def _refuse(self, holder: str) -> None:
-        self._say(State.REFUSED, problem=holder, since_s=self._wall())
+        self._look_again(_ASK_AGAIN_S)
+        if self._report.state is not State.REFUSED:
+            self._say(State.REFUSED, problem=holder, since_s=self._wall())
+
+    def _look_again(self, in_s: float) -> None:
+        with self._changed:
+            self._look_again_s = self._clock() + in_s
 
     def _renew(self) -> None:
         if not self._claim.renew():
@@ -308,11 +376,14 @@ class MirrorService:
             self._remember(self._there[newest_there])
         newest = self._newest_here()
         with self._changed:
+            if self._claim.is_contested and newest_there is not None:
+                self._queue.only_after(newest_there)
             is_newer = newest is not None and (newest_there is None or newest > newest_there)
             if newest is not None and is_newer and self._queue.next_step is None:
                 self._queue.committed(newest)
-        self._markers.sweep()
+        self._is_inspected = True
         self._say(State.IDLE, **self._contents())
+        self._removing(self._markers.sweep)
 
     def _newest_here(self) -> int | None:
         steps = self._store.steps()
@@ -358,11 +429,11 @@ class MirrorService:
     # ---- acts: uploads
 
     def _upload(self) -> None:
-        began_s = self._clock()
+        self._began_s = self._clock()
         with self._changed:
             step = self._queue.next_step
             assert step is not None, "nothing to upload"
-            self._queue.begin(step, now_s=began_s)
+            self._queue.begin(step, now_s=self._began_s)
         self._say(State.UPLOADING, step=step, began_s=time.perf_counter(), ended_s=None)
         try:
             done = self._uploader.upload(step, at_epoch_end=self._is_epoch_end(step))
@@ -378,11 +449,14 @@ class MirrorService:
         with self._changed:
             self._queue.failed()
             self._queue.forget(step)
-        problem = "" if isinstance(error, NoCheckpointError) else f"step {step}: {error}"
-        self._say(State.IDLE, ended_s=time.perf_counter(), problem=problem)
+        self._say(State.IDLE, ended_s=time.perf_counter())
+        if not isinstance(error, NoCheckpointError):
+            self._complain(f"step {step} is damaged and not uploaded: {error}")
 
     def _note(self, done: Uploaded) -> None:
         self._recent_s.append(done.seconds)
+        self._backoff.succeeded()
+        self._trouble, self._trouble_since_s = "", 0.0
         with self._changed:
             self._queue.ended(now_s=self._clock(), seconds=done.seconds)
         self._say(
@@ -400,8 +474,8 @@ class MirrorService:
     def _set_aside(self, step: int) -> None:
         """Markers of a future that the run went back from, now that there is a newer one."""
         with self._changed:
-            if step not in self._committed_here:
-                return  # of an earlier run: there may be newer ones, which this run may restore
+            if step not in self._committed_here or self._claim.is_contested:
+                return  # there may be newer ones of another run, which are not this one's to judge
             after = step if self._aside_after is None else min(step, self._aside_after)
             own = set(self._committed_here)
         there = self._markers.read()
@@ -448,6 +522,18 @@ class MirrorService:
     def _remove(self) -> None:
         with self._changed:
             steps, self._removals = self._removals, set()
-        self._markers.remove(steps)
+        self._removing(lambda: self._markers.remove(steps))
         self._there = self._markers.read()
         self._say(State.IDLE, **self._contents())
+
+    def _removing(self, remove: Callable[[], object]) -> None:
+        """Remove something; where that is not allowed, say so once, and go on uploading."""
+        try:
+            remove()
+        except OSError as error:
+            self._markers.read()  # raises if it is the service that cannot be reached
+            if not self._cannot_remove:
+                self._complain(f"nothing can be removed there: {error}")
+            self._cannot_remove = True
+        else:
+            self._cannot_remove = False

@@ -95,7 +95,9 @@ class _Work:
 class Uploader:
     """Uploads checkpoints of ``store``, and remembers the pieces of the last one.
 
-    ``go_on`` is called every half second and before each stage. It raises to end the upload.
+    ``go_on`` is called every half second, with the part of the pieces that are being sent, which
+    cannot be recalled; and, once all are sent, with None. It raises to end the upload; what was
+    sent whole by then is finished all the same, unless it raises again.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class Uploader:
         *,
         bandwidth: Bandwidth,
         part_bytes: int,
-        go_on: Callable[[], None],
+        go_on: Callable[[float | None], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._remote = remote
@@ -138,13 +140,13 @@ class Uploader:
         work = _Work(self._store, step, self._remote.list(OBJECTS))
         files = self._send_pieces(work, manifest)
         blob = Blob(manifest_key(step, manifest.attempt), len(record), digest_of(record))
-        self._go_on()
+        self._go_on(None)
         faults.reach("mirror.put_manifest")
         self._remote.put(blob.key, record)
         marker = Marker(step, manifest.attempt, manifest.created_unix_s, blob, files, at_epoch_end)
         faults.reach("mirror.verify")
         self._require_there(marker, work)
-        self._go_on()
+        self._go_on(None)
         faults.reach("mirror.put_marker")
         self._put_marker(marker)
         faults.reach("mirror.uploaded")
@@ -170,9 +172,11 @@ class Uploader:
             futures = [t for ts in tasks.values() for t in ts if isinstance(t, Future)]
             try:
                 self._wait(futures)
+            except UploadAbandonedError:
+                if not _end(work, futures):
+                    raise
             finally:
-                work.stopped.set()  # before the files are closed
-                _end(futures)
+                _end(work, futures)  # before the files are closed
         return {
             name: tuple(t.result() if isinstance(t, Future) else t for t in ts)
             for name, ts in tasks.items()
@@ -192,7 +196,7 @@ class Uploader:
     def _wait(self, futures: Sequence[Future[Blob]]) -> None:
         pending = set(futures)
         while pending:
-            self._go_on()
+            self._go_on(sum(future.running() for future in pending) / len(futures))
             done, pending = wait(pending, timeout=_LOOK_S, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
@@ -288,11 +292,16 @@ def _require_going(work: _Work) -> None:
         raise UploadAbandonedError
 
 
-def _end(futures: Sequence[Future[Blob]]) -> None:
-    """Wait until no thread uses the files any more; their requests have timeouts."""
+def _end(work: _Work, futures: Sequence[Future[Blob]]) -> bool:
+    """Wait until no thread uses the files any more; their requests have timeouts.
+
+    Returns whether all was sent nevertheless.
+    """
+    work.stopped.set()
     for future in futures:
         future.cancel()
     wait(futures)
+    return all(not future.cancelled() and future.exception() is None for future in futures)
 
 
 def _read(file: ReadFile, offset: int, num_bytes: int, path: str) -> memoryview:

@@ -1,7 +1,7 @@
 """Spot notices: AWS, Google Cloud and Azure tell a machine that they will take it away.
 
-Each asks the metadata service of the machine (`metadata.py`), and tells apart "no notice" from "no
-answer": only the first takes a notice back.
+Each asks the metadata service of the machine (`metadata.py`), and tells apart "no notice", which
+takes one back, from "no answer".
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-from checkfreq.notices.metadata import MetadataService, NoAnswerError, Patience
-from checkfreq.notices.source import CLOCK, Clock, EndsAt
+from checkfreq.notices.metadata import MetadataService
+from checkfreq.notices.source import CLOCK, Clock, EndsAt, NoAnswerError
 
 #: Google: a preempted machine gets 30 s, and one that is stopped for maintenance at least 60 s.
 #: (With a GPU it gets an hour, but nothing tells how much of it is over.)
@@ -22,33 +22,24 @@ _MAINTENANCE_S = 60.0
 
 
 class _Cloud:
-    """What the three share: when to ask again, and what counts while nobody answers."""
+    """What the three share."""
 
     name = ""
+    #: A notice leaves 30 s to two minutes, and the services are made to be polled so.
+    pause_s = 5.0
 
     def __init__(self, service: MetadataService, *, clock: Clock = CLOCK) -> None:
         self._service = service
         self._clock = clock
-        self._patience = Patience()
         self._ends: EndsAt | None = None
-
-    @property
-    def pause_s(self) -> float:
-        """See NoticeSource."""
-        return self._patience.pause_s
 
     def poll(self) -> EndsAt | None:
         """See NoticeSource."""
-        try:
-            self._ends = self._look()
-        except (NoAnswerError, ValueError, KeyError, TypeError, AttributeError):
-            self._patience.failed()
-        else:
-            self._patience.answered()
+        self._ends = self._look()
         return self._ends
 
     def _look(self) -> EndsAt | None:
-        """Ask; NoAnswerError, or what parsing raises, if the answer makes no sense."""
+        """Ask; raises like ``poll``."""
         raise NotImplementedError
 
 

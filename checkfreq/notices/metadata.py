@@ -1,7 +1,6 @@
 """Asks a cloud's metadata service: one request on a link-local address, answered in a second.
 
-No proxy and no redirect is followed: the address means this very machine. A service that does not
-answer is asked less and less often, and nothing is logged: it may simply not be there.
+No proxy and no redirect is followed: the address means this very machine.
 """
 
 from __future__ import annotations
@@ -14,25 +13,19 @@ from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
+from checkfreq.notices.source import NoAnswerError
+
 #: The address of all three.
 LINK_LOCAL = "http://169.254.169.254"
 _TIMEOUT_S = 2.0
 _MOST_BYTES = 1 << 16
-#: A spot notice leaves 30 s to two minutes, and the services are made to be polled so.
-_PAUSE_S = 5.0
-_LONGEST_PAUSE_S = 600.0
-#: Once it has answered it is known to be there.
-_LONGEST_KNOWN_PAUSE_S = 60.0
-
-
-class NoAnswerError(Exception):
-    """The service is not there, or did not say anything that makes sense."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A status, the headers by lower-case name, and the body."""
+    """What was ``asked``, a status, the headers by lower-case name, and the body."""
 
+    asked: str
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
     text: str = ""
@@ -40,7 +33,7 @@ class Answer:
     def body(self) -> str:
         """The body of a successful answer; NoAnswerError for any other status."""
         if self.status != 200:
-            raise NoAnswerError(f"status {self.status}")
+            raise NoAnswerError(f"{self.asked}: status {self.status}")
         return self.text
 
 
@@ -55,6 +48,7 @@ class MetadataService:
 
     def ask(self, path: str, headers: Mapping[str, str] = {}, *, method: str = "GET") -> Answer:
         """One request, which takes at most twice ``timeout_s``; NoAnswerError without an answer."""
+        asked = f"{method} http://{self._host}:{self._port}{self._path}{path}"
         connection = HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         try:
             connection.connect()
@@ -63,9 +57,9 @@ class MetadataService:
                 reply = connection.getresponse()
                 text = reply.read(_MOST_BYTES).decode(errors="replace")
             found = {name.lower(): value for name, value in reply.getheaders()}
-            return Answer(reply.status, found, text.strip())
+            return Answer(asked, reply.status, found, text.strip())
         except (OSError, HTTPException, ValueError) as error:
-            raise NoAnswerError(str(error)) from error
+            raise NoAnswerError(f"{asked}: {error}") from error
         finally:
             connection.close()
 
@@ -88,20 +82,3 @@ def _limited(sock: socket.socket, timeout_s: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-
-
-class Patience:
-    """How long to wait before a service is asked again."""
-
-    def __init__(self) -> None:
-        self.pause_s = _PAUSE_S
-        self._is_known = False
-
-    def answered(self) -> None:
-        """It is there."""
-        self.pause_s, self._is_known = _PAUSE_S, True
-
-    def failed(self) -> None:
-        """It did not answer."""
-        longest_s = _LONGEST_KNOWN_PAUSE_S if self._is_known else _LONGEST_PAUSE_S
-        self.pause_s = min(2 * self.pause_s, longest_s)

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from checkfreq.notices.command import run_command
-from checkfreq.notices.source import CLOCK, Clock, EndsAt
+from checkfreq.notices.source import CLOCK, Clock, EndsAt, NoAnswerError
 
 _ASK_S = 60.0
 _ASK_OFTEN_S = 15.0
@@ -66,9 +66,12 @@ class SlurmEndTime:
 
     def _ask(self) -> None:
         """Ask squeue; what it knows beats the environment, which cannot change."""
-        told = ask(self._job, timeout_s=_TIMEOUT_S)
+        done = run_command(question(self._job), timeout_s=_TIMEOUT_S)
+        told = told_by(done.out) if done.succeeded else None
         if told is None:
             self._num_failed += 1
+            if self._ends is None:
+                raise NoAnswerError(done.error or f"squeue said {done.out.strip()!r:.80}")
             return
         self._num_failed = 0
         left_s, why = told.left_s, _END_WHY

@@ -1,8 +1,7 @@
 """What a source of notices is: something that can be asked when the run ends.
 
 ``poll`` runs on the worker's watch thread and takes a bounded time. A notice is taken back by
-returning None later, or another time. A source that got no answer repeats its last one: a network
-that fails takes nothing back.
+returning None later, or another time. A source that raises takes nothing back: a network fails.
 """
 
 from __future__ import annotations
@@ -25,6 +24,10 @@ class EndsAt:
     why: str
 
 
+class NoAnswerError(Exception):
+    """Whoever is asked is not there, or did not say anything that makes sense."""
+
+
 class NoticeSource(Protocol):
     """Something that may know when the run ends."""
 
@@ -39,7 +42,10 @@ class NoticeSource(Protocol):
         ...
 
     def poll(self) -> EndsAt | None:
-        """The end that it knows of now; None if there is none."""
+        """The end that it knows of now; None if there is none.
+
+        Raises NoAnswerError, or what parsing raises, without an answer.
+        """
         ...
 
 

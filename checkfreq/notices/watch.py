@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import threading
-import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from checkfreq.notices.source import CLOCK, Clock, EndsAt, NoticeSource
+from checkfreq.notices.source import CLOCK, Clock, EndsAt, NoAnswerError, NoticeSource
 
 #: Times that differ by less are the same: squeue rounds to seconds.
 SAME_S = 2.0
+#: A source that has not answered so often in a row is told of: less is a network that hiccups.
+_UNANSWERED = 3
 _LONGEST_PAUSE_S = 3600.0
 
 
@@ -20,12 +22,13 @@ class News:
     """What ``source`` says now. ``ends`` None: nothing, or not any more.
 
     ``at_s``: the end on the clock that all processes of a machine share, as of now; None if the
-    time is not known.
+    time is not known. ``unanswered``: why there is no answer, which takes nothing back.
     """
 
     source: str
     ends: EndsAt | None
     at_s: float | None = None
+    unanswered: str = ""
 
 
 class NoticeWatch:
@@ -43,6 +46,7 @@ class NoticeWatch:
         self._clock = clock
         self._due_s = {source.name: -math.inf for source in sources}
         self._told: dict[str, EndsAt | None] = {}
+        self._num_unanswered = Counter[str]()
         self._is_over = threading.Event()
 
     def start(self) -> None:
@@ -73,9 +77,14 @@ class NoticeWatch:
     def _ask(self, source: NoticeSource) -> None:
         try:
             ends = source.poll()
-        except Exception:  # an answer that nobody foresaw must not silence the other sources
-            traceback.print_exc()
+        except Exception as error:  # whatever it is must not silence the other sources
+            self._num_unanswered[source.name] += 1
+            if self._num_unanswered[source.name] == _UNANSWERED:
+                known = isinstance(error, NoAnswerError)
+                why = str(error) if known else f"{type(error).__name__}: {error}"
+                self._tell(News(source.name, None, unanswered=why))
         else:
+            self._num_unanswered[source.name] = 0
             self._compare(source.name, ends)
         self._due_s[source.name] = self._clock.monotonic_s() + source.pause_s
 

@@ -106,6 +106,10 @@ class Catalog:
         self._since_s[attempt.step] = self._clock_s()
         self._found -= {attempt.step}
 
+    def holds(self, step: int) -> bool:
+        """Whether the step is known to be in the directory."""
+        return self._known is not None and step in self._known
+
     def add_if_left(self, attempt: Attempt) -> None:
         """A commit that failed in its last sync leaves its step, which retention must know of."""
         if self._known is None or attempt.step in self._known:

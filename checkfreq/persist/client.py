@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import socket
 import threading
@@ -46,6 +47,8 @@ _START_GRACE_S = 60.0
 #: The default of ``CFConfig.takeover_s`` with one rank.
 _TAKEOVER_S = 60.0
 _STDERR_TAIL_BYTES = 16 << 10
+#: How often the wait for a worker's end looks how much time is left.
+_LOOK_S = 1.0
 #: The workers of all clients in this process.
 _WORKERS: WeakSet[WorkerProcess] = WeakSet()
 
@@ -220,17 +223,24 @@ class WorkerClient:
         if self._channel is not None:
             self._channel.close()
 
-    def close(self, *, timeout_s: float, upload_for_s: float | None = None) -> bool:
+    def close(
+        self,
+        *,
+        timeout_s: float,
+        upload_for_s: float | None = None,
+        left_s: Callable[[], float] = lambda: math.inf,
+    ) -> bool:
         """Let the worker finish its requests and exit; False if it had to be killed.
 
-        ``upload_for_s``: see ``protocol.Close``.
+        It may take ``timeout_s``, or less if ``left_s()`` says so meanwhile. ``upload_for_s``: see
+        ``protocol.Close``.
         """
         if self._process is None or self._channel is None:
             return True
         with contextlib.suppress(p.ChannelClosedError):
             self._channel.send(p.Close(upload_for_s))
         self._last_word.cancel()
-        clean = self._process.wait(timeout_s)
+        clean = self._wait_for_end(timeout_s, left_s)
         self._take_final_replies()
         self.kill()
         os.close(self._stderr_fd)
@@ -245,6 +255,14 @@ class WorkerClient:
         self._process = None
         self._channel = None
         return clean
+
+    def _wait_for_end(self, timeout_s: float, left_s: Callable[[], float]) -> bool:
+        assert self._process is not None
+        end_s = time.monotonic() + timeout_s
+        while (now_left_s := min(end_s - time.monotonic(), left_s())) > 0:
+            if self._process.wait(min(now_left_s, _LOOK_S)):
+                return True
+        return self._process.wait(0.0)
 
     def _take_final_replies(self) -> None:
         """Read the replies sent before the worker ended, and log what failed."""

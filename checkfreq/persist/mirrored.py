@@ -43,12 +43,18 @@ class MirrorView:
         self._on_upload = on_upload
         self._wall = wall
         self._report = MirrorReport(State.STARTING)
+        self._why_not = ""  # it was uploading when it ended, if that is empty
+        #: Since when nothing can be uploaded, as was said; None: since something was.
+        self._failing_since_s: float | None = None
 
     def take(self, value: Json) -> tuple[int, ...]:
         """A report of the worker; returns the steps to remove from the mirror."""
         assert self._mirror is not None, "there is no mirror to report on"
         before, self._report = self._report, MirrorReport.from_json(value)
         self._log(before)
+        if self._report.state is not State.ENDED or self._report.problem:
+            said = {State.REFUSED: "it is written by ", State.WAITING: "it waited for "}
+            self._why_not = said.get(self._report.state, "") + self._report.problem
         self._tell_upload(before)
         if self._report.num_uploaded == before.num_uploaded:
             return ()
@@ -56,8 +62,15 @@ class MirrorView:
 
     @property
     def upload_s(self) -> float:
-        """Seconds from durable to uploaded, as measured lately; 0.0 if that is not known."""
-        return self._report.upload_s
+        """Seconds from durable to uploaded, as measured lately; 0.0 if that is not known.
+
+        An upload in progress comes first, and shows that the next may take as long as it does.
+        """
+        report, usual_s = self._report, self._report.upload_s
+        if report.state is not State.UPLOADING or report.began_s is None:
+            return usual_s
+        age_s = time.perf_counter() - report.began_s
+        return max(age_s, 2 * usual_s - age_s)
 
     @property
     def wait_on_close_s(self) -> float:
@@ -83,9 +96,9 @@ class MirrorView:
             }
         }
 
-    def closed(self, newest_step: int | None) -> None:
-        """The worker has ended; say so if the newest checkpoint is not in the mirror."""
-        if self._mirror is None or newest_step is None:
+    def closed(self, newest_step: int) -> None:
+        """The worker has ended; say so if the directory's newest step is not in the mirror."""
+        if self._mirror is None:
             return
         there = self._report.uploaded_step
         if there is None or there < newest_step:
@@ -94,8 +107,10 @@ class MirrorView:
                 "run in this directory uploads it",
                 newest_step,
                 self._mirror.url,
-                there,
-                self._report.problem or "Mirror.wait_on_close_s or close_timeout_s was over",
+                "not known" if there is None else there,
+                self._why_not
+                or "the time for it was over (Mirror.wait_on_close_s, "
+                "CFConfig.close_timeout_s or stop_grace_s, or a known end of the run)",
             )
 
     # ---- inside
@@ -126,25 +141,38 @@ class MirrorView:
         assert self._mirror is not None
         report, url = self._report, self._mirror.url
         is_new = report.state is not before.state
-        if before.state is State.FAILING and is_new:
-            for_s = self._wall() - before.since_s
+        if before.state in (State.WAITING, State.REFUSED) and report.state is State.IDLE:
+            logger.warning(
+                "uploads to %s begin: this run has the claim now, after %.0f s of waiting for %s "
+                "(newest there: %s)",
+                url,
+                self._wall() - before.since_s,
+                before.problem,
+                report.uploaded_step,
+            )
+        since_s = self._failing_since_s
+        if since_s is not None and report.num_uploaded > before.num_uploaded:
+            for_s = self._wall() - since_s
             logger.warning("the mirror %s can be written again, after %.0f s", url, for_s)
-        if report.state is State.FAILING and is_new:
+            self._failing_since_s = None
+        if report.state is State.FAILING and since_s is None:
+            self._failing_since_s = report.since_s
             self._failing(url)
         elif report.state is State.WAITING and is_new:
             logger.warning("nothing is uploaded to %s yet: waiting for %s", url, report.problem)
         elif report.state is State.REFUSED and is_new:
             logger.error(
-                "nothing is uploaded to %s: it is written by %s. Give each run a prefix of its "
-                "own, or end the other run and start this one again",
+                "nothing is uploaded to %s: it is written by %s. Once that run has ended, this one "
+                "uploads what is newer. If they are two different runs, give each a prefix of its "
+                "own",
                 url,
                 report.problem,
             )
             self._record("mirror_refused", -1, holder=report.problem)
-        elif report.state is State.ENDED and report.problem:
+        elif report.state is State.ENDED and report.problem not in ("", before.problem):
             logger.error("the mirror %s has ended with an error:\n%s", url, report.problem)
         elif report.state is State.IDLE and report.problem:
-            logger.error("a damaged checkpoint is not uploaded to %s: %s", url, report.problem)
+            logger.error("the mirror %s: %s", url, report.problem)
 
     def _failing(self, url: str) -> None:
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._report.since_s))

@@ -9,6 +9,7 @@ attempt with which two workers died has failed. Belongs to the training thread, 
 from __future__ import annotations
 
 import logging
+import math
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -327,21 +328,32 @@ class Persistence:
             self._client.ask(p.Prune(steps))
         return steps
 
-    def close(self, *, timeout_s: float) -> None:
+    def close(
+        self,
+        *,
+        timeout_s: float,
+        left_s: Callable[[], float] = lambda: math.inf,
+        upload_left_s: float = math.inf,
+    ) -> None:
         """Let the worker finish, upload the last checkpoint and exit; kill it after ``timeout_s``.
 
-        The upload takes at most ``Mirror.wait_on_close_s``, and ends in time for the rest.
+        Or earlier, once ``left_s()`` is 0. The upload takes at most ``Mirror.wait_on_close_s`` and
+        ``upload_left_s``, and ends in time for the rest.
         """
-        upload_for_s = min(self._mirror.wait_on_close_s, max(0.0, timeout_s - _END_UPLOAD_S))
+        began_s = time.monotonic()
+        upload_for_s = max(0.0, min(upload_left_s, timeout_s - _END_UPLOAD_S))
+        upload_for_s = min(self._mirror.wait_on_close_s, upload_for_s)
         was_open = self._client.has_opened
-        if not self._client.close(timeout_s=timeout_s, upload_for_s=upload_for_s):
+        if not self._client.close(timeout_s=timeout_s, upload_for_s=upload_for_s, left_s=left_s):
             logger.error(
-                "the persist worker did not finish within %.0f s and was killed", timeout_s
+                "the persist worker did not finish within %.0f s and was killed",
+                time.monotonic() - began_s,
             )
         for reply in self._client.final_reports:
             self._mirror.take(reply.report)
-        if was_open:
-            self._mirror.closed(self._book.last_durable_step)
+        newest = self._book.last_durable_step
+        if was_open and newest is not None and self._catalog.holds(newest):
+            self._mirror.closed(newest)  # else it was restored from there
 
     def record(self, kind: str, step: int, **data: object) -> None:
         """Record an event: as ``last_event`` and in events.jsonl."""
@@ -411,8 +423,9 @@ class Persistence:
         return self._store.marks().get(step, StepMark()).finished
 
     def upload_s(self) -> float:
-        """Expected seconds from durable to uploaded; 0.0 without a mirror, or before the first."""
-        return self._mirror.upload_s
+        """Seconds from durable to uploaded, as ``close`` counts them; 0.0 if nothing is known."""
+        upload_s = self._mirror.upload_s
+        return upload_s + _END_UPLOAD_S if upload_s else 0.0
 
     def why_held_back(self) -> str:
         """Why no periodic checkpoint should be tried now, after failures; "" if one may be."""

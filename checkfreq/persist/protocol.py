@@ -277,6 +277,13 @@ class NoticeGone(NamedTuple):
     source: str
 
 
+class NoticeUnanswered(NamedTuple):
+    """``source`` has been asked several times and does not answer, for the reason ``why``."""
+
+    source: str
+    why: str
+
+
 class Mirrored(NamedTuple):
     """The mirror's state has changed: a ``MirrorReport`` as JSON."""
 
@@ -307,12 +314,13 @@ Message = (
     | Trouble
     | NoticeSeen
     | NoticeGone
+    | NoticeUnanswered
     | Mirrored
 )
 #: Requests that change the directory without committing a checkpoint.
 Maintenance = Prune | AddMark | Quarantine | Confirm | TellFailure
 #: What the worker's watch thread says; no request asked for it.
-Notice = NoticeSeen | NoticeGone
+Notice = NoticeSeen | NoticeGone | NoticeUnanswered
 _TYPES: dict[str, type[Any]] = {cls.__name__: cls for cls in Message.__args__}
 
 

@@ -8,6 +8,7 @@ in flight; nobody is told of its other requests.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import traceback
@@ -59,6 +60,7 @@ class RequestHandler:
         self._lock = threading.Lock()
         # Below: under the lock, for both threads.
         self._trainer = trainer
+        self._ends_at_s: dict[str, float] = {}  # the run, says each source, by ``perf_counter``
         self._inherited: frozenset[str] = frozenset()
         self._late: list[p.Committed | p.Failed] = []
         self._directory: OpenDirectory | None = None
@@ -104,6 +106,7 @@ class RequestHandler:
         self._uploads.cut()
         with self._lock:
             self._trainer = trainer
+            self._ends_at_s = {}
             self._inherited = in_flight
             self.slots.adopted()
             late, self._late = self._late, []
@@ -119,9 +122,23 @@ class RequestHandler:
         trainer = self._trainer
         asked = Watched(request.names, request.deadline_unix_s, request.metadata_url)
         watch = NoticeWatch(
-            sources(asked, environ=os.environ), tell=lambda news: _tell_news(trainer.channel, news)
+            sources(asked, environ=os.environ), tell=lambda news: self._tell_news(trainer, news)
         )
         watch.start()
+
+    def _tell_news(self, trainer: Trainer, news: News) -> None:
+        """On the watch thread, which ends with the channel."""
+        ends, channel = news.ends, trainer.channel
+        if news.unanswered:
+            channel.send(p.NoticeUnanswered(news.source, news.unanswered))
+            return
+        if trainer is self._trainer:  # a new mapping: the mirror's thread may be reading this one
+            at_s = math.inf if news.at_s is None else news.at_s
+            self._ends_at_s = {**self._ends_at_s, news.source: at_s}
+        if ends is None:
+            channel.send(p.NoticeGone(news.source))
+        else:
+            channel.send(p.NoticeSeen(news.source, ends.why, ends.at_unix_s, news.at_s))
 
     def record(self, kind: str, step: int, **data: object) -> None:
         """Record an event, where this worker's directory has such a log."""
@@ -216,7 +233,12 @@ class RequestHandler:
         if not asker.is_opened:
             self._reply(p.Opened(os.getpid()))
         if request.mirror is not None and request.role.leads:
-            self._uploads.start(request.mirror, store, owner_pid=asker.pid)
+            self._uploads.start(
+                request.mirror,
+                store,
+                owner_pid=asker.pid,
+                ends_at_s=lambda: min(self._ends_at_s.values(), default=math.inf),
+            )
 
     def _take_over(self, request: p.Open) -> tuple[JointStore, DirectoryLock | None]:
         """The store, and the leader's lock. A member takes the directory as it finds it.
@@ -347,12 +369,3 @@ class RequestHandler:
             if isinstance(request, p.AddMark):
                 self._uploads.marks_changed()
             self._reply(p.Done(name, steps))
-
-
-def _tell_news(channel: p.Channel, news: News) -> None:
-    """Called on the watch thread, which ends with the channel."""
-    ends = news.ends
-    if ends is None:
-        channel.send(p.NoticeGone(news.source))
-    else:
-        channel.send(p.NoticeSeen(news.source, ends.why, ends.at_unix_s, news.at_s))

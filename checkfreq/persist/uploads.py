@@ -28,10 +28,17 @@ class Uploads:
         self._lock: DirectoryLock | None = None
         self._for_s = 0.0
 
-    def start(self, settings: Json, store: CheckpointStore, *, owner_pid: int) -> None:
+    def start(
+        self,
+        settings: Json,
+        store: CheckpointStore,
+        *,
+        owner_pid: int,
+        ends_at_s: Callable[[], float],
+    ) -> None:
         """Upload from now on what is committed. An earlier worker may still be doing so.
 
-        ``settings``: see ``protocol.Open``.
+        ``settings``: see ``protocol.Open``. ``ends_at_s``: see `MirrorService`.
         """
         from checkfreq.mirror.identity import run_identity
         from checkfreq.mirror.report import MirrorReport, State
@@ -52,6 +59,7 @@ class Uploads:
             run=run,
             report=self._report,
             try_lock=lambda: lock.try_now(owner_pid=owner_pid),
+            ends_at_s=ends_at_s,
         )
         self._service.start()
 

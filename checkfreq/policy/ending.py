@@ -6,7 +6,7 @@
 
     L'  the time from a boundary to a durable checkpoint: its mean and four deviations
     Q   what checkpoints in flight still take, since the worker writes one after the other
-    U   the upload, where a mirror is on
+    U   the upload, where a mirror is on, after the one in progress
     m   for what nobody measures: the news travels, the process ends
     G   the time to the next boundary, likewise its mean and four deviations: at this boundary it
         is too early to stop only if the next one will not be too late

@@ -273,10 +273,11 @@ class JointRestorer:
         # ``rank_timeout_s``: they meet while they read.
         with ThreadPoolExecutor(1, thread_name_prefix="checkfreq-download") as pool:
             reading = pool.submit(stage)
+            limit_s = _LATENCY_S + found.manifest.num_bytes / _SLOWEST_BYTES_PER_S
             self._meetings.until(
                 f"restore(): {phase} from the mirror",
                 partial(_has_ended, reading),
-                timeout_s=_LATENCY_S + found.manifest.num_bytes / _SLOWEST_BYTES_PER_S,
+                left_s=lambda waited_s: limit_s - waited_s,
                 what="the mirror's files",
             )
             return self._on_all(phase, reading.result, one, rejected) is not None

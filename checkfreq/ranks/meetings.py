@@ -201,20 +201,26 @@ class Meetings:
         return reply["done"]
 
     def until(
-        self, phase: str, is_done: Callable[[float], bool], *, timeout_s: float, what: str
+        self,
+        phase: str,
+        is_done: Callable[[float], bool],
+        *,
+        left_s: Callable[[float], float],
+        what: str,
     ) -> None:
         """Meet again and again until ``is_done(seconds)`` is true on all ranks.
 
-        ``is_done`` waits at most that long for its condition. Raises RankError after
-        ``timeout_s``, naming the ranks that still wait for ``what``.
+        ``is_done`` waits at most that long for its condition. ``left_s(seconds)``: how much longer
+        to wait after so long. Then RankError names the ranks that still wait for ``what``.
         """
-        end_s = time.monotonic() + timeout_s
+        began_s = time.monotonic()
         wait_s = min(1.0, self.timeout_s / 4)
 
         def decide(waiting: Sequence[int]) -> Json:
-            if waiting and time.monotonic() >= end_s:
+            waited_s = time.monotonic() - began_s
+            if waiting and left_s(waited_s) <= 0:
                 raise RankError(
-                    f"{phase}: {names_of(waiting)} waited {timeout_s:.0f} s for {what} in vain",
+                    f"{phase}: {names_of(waiting)} waited {waited_s:.0f} s for {what} in vain",
                     ranks=waiting,
                     phase=phase,
                 )

@@ -80,10 +80,11 @@ class MultiRank:
 
     def open(self, *, check: Callable[[int], Record] | None = None) -> None:
         """See Coordinator and Persistence."""
+        limit_s = self._persistence.open_timeout_s
         self._meetings.until(
             "opening the directory",
             partial(self._persistence.try_open, check=check),
-            timeout_s=self._persistence.open_timeout_s,
+            left_s=lambda waited_s: limit_s - waited_s,
             what="its checkpoint directory",
         )
 
@@ -270,7 +271,7 @@ class MultiRank:
 
     def _wait_until(self, phase: str, is_done: Callable[[float], bool], what: str) -> None:
         with self._pipeline.waiting():
-            self._meetings.until(phase, is_done, timeout_s=self._pipeline.patience_s(), what=what)
+            self._meetings.until(phase, is_done, left_s=self._pipeline.patience_s, what=what)
 
     def _settle(self, phase: str, error: CheckFreqError | None) -> str:
         """After a wait: which ranks failed ("" if none), and note which step is durable now."""

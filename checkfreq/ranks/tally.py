@@ -154,9 +154,10 @@ def decide(tally: Tally, *, attempt: str) -> Decision:
 
 def _stop(tally: Tally) -> Stop | None:
     """Why all ranks stop here: a signal that one received, or an end that comes too soon."""
-    if tally.stop is not None:
-        return tally.stop
-    end = tally.end
+    stop, end = tally.stop, tally.end
+    if stop is not None:
+        soonest = stop if end is None else min(stop, end, key=_left_s)
+        return replace(stop, ends_in_s=soonest.ends_in_s)
     return end if end is not None and tally.needs.must_start(_left_s(end)) else None
 
 

@@ -74,6 +74,8 @@ class StopNotice:
             return
         self._listening = True
         for number in self._numbers:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup: the run is to outlive its terminal
             self._previous[number] = signal.signal(number, self._handle)
 
     def uninstall(self, *, has_stopped: bool = False) -> None:

@@ -9,6 +9,8 @@ prolongs it. Belongs to the training thread.
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +22,11 @@ from checkfreq.persist import protocol as p
 from checkfreq.persist.attempts import Attempt
 from checkfreq.policy.ending import LastCheckpoint, Needs
 from checkfreq.run.interrupt import StopNotice
+
+logger = logging.getLogger(__name__)
+#: How long a run that stops may take where nobody said when it is killed, unless its last
+#: checkpoint and upload should take longer: a disk may hang for good.
+_UNKNOWN_GRACE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,13 @@ class NoticeBoard:
         """A source said something."""
         if isinstance(notice, p.NoticeGone):
             self._gone(notice.source)
+        elif isinstance(notice, p.NoticeUnanswered):
+            logger.warning(
+                "CFConfig.notices: %s does not answer (%s). Until it does, this run is not told by "
+                "it when it will end. It is asked again and again",
+                notice.source,
+                notice.why,
+            )
         elif notice.at_unix_s is None or notice.at_s is None:
             self._may_end(notice)
         else:
@@ -105,20 +119,29 @@ class NoticeBoard:
 
 
 class LastMoment:
-    """When the run ends, and when its last checkpoint must start to be durable before that."""
+    """When the run ends, and when its last checkpoint must start to be durable before that.
+
+    ``uploads_last``: False if the end does not wait for the last upload.
+    """
 
     def __init__(
         self,
         signals: StopNotice,
         *,
         config: CFConfig,
+        uploads_last: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.board = NoticeBoard()
         self._signals = signals
         self._grace_s = config.stop_grace_s
-        self._requeues = config.requeue
+        self._reserve_s = config.stop_before_s + (REQUEUE_S if config.requeue else 0.0)
+        self._uploads_last = uploads_last
         self._clock = clock
+        self._patience_s = _UNKNOWN_GRACE_S
+        self._stop_by_s: float | None = None
+        self._is_closing = False
+        self._end_s = math.inf
         self._last = LastCheckpoint()
         self._boundary_s: float | None = None
         self._was_epoch_end = False
@@ -158,7 +181,7 @@ class LastMoment:
             at_epoch_end=self._was_epoch_end,
             state_bytes=state_bytes,
             ages_s=tuple(now_s - each_s for each_s in started_s),
-            upload_s=upload_s + (REQUEUE_S if self._requeues else 0.0),
+            upload_s=(upload_s if self._uploads_last else 0.0) + self._reserve_s,
             cached_s=cached_s,
         )
 
@@ -192,8 +215,12 @@ class LastMoment:
 
     def signalled(self) -> Stop | None:
         """The stop signal that was received; None if none was."""
-        name = self._signals.received
-        return None if name is None else Stop(name, f"{name} received", self.grace_left_s())
+        name, end = self._signals.received, self.board.earliest
+        if name is None:
+            return None
+        known_s = [self.grace_left_s(), None if end is None else end.at_s - self._clock()]
+        ends_in_s = min((left_s for left_s in known_s if left_s is not None), default=None)
+        return Stop(name, f"{name} received", ends_in_s)
 
     def grace_left_s(self) -> float | None:
         """Seconds until a kill follows SIGTERM; None if none came, or if nobody said how soon."""
@@ -201,3 +228,36 @@ class LastMoment:
         if self._grace_s is None or came_s is None:
             return None
         return came_s + self._grace_s - self._clock()
+
+    # ---- once it stops
+
+    def stopping(self, stop: Stop, needs: Needs) -> None:
+        """The run stops here: no wait goes on for ever from now on."""
+        now_s = self._clock()
+        usual_s = needs.durable_s - self._reserve_s
+        self._patience_s = max(_UNKNOWN_GRACE_S, usual_s, self._grace_s or 0.0)
+        self._stop_by_s = now_s + self._patience_s
+        self._end_s = math.inf if stop.ends_in_s is None else now_s + stop.ends_in_s
+
+    def closing(self, *, has_stopped: bool) -> None:
+        """The manager is closed, which has a time of its own if the last checkpoint is durable.
+
+        A script may have done something in between. Otherwise SIGTERM ends this wait too.
+        """
+        self._is_closing = True
+        if has_stopped:
+            self._stop_by_s = self._clock() + self._patience_s
+
+    def left_s(self) -> float | None:
+        """Seconds that the run may still wait; None if it was not told to stop."""
+        if (grace_s := self.grace_left_s()) is not None:
+            return grace_s
+        by_s, came_s = self._stop_by_s, self._signals.terminated_s
+        if by_s is None and self._is_closing and came_s is not None:
+            by_s = came_s + self._patience_s
+        return None if by_s is None else by_s - self._clock()
+
+    def upload_left_s(self) -> float:
+        """Seconds until a known end, if there is one, but for those needed after the upload."""
+        reserve_s = self._reserve_s if self.grace_left_s() is None else 0.0
+        return self._end_s - reserve_s - self._clock()

@@ -45,7 +45,9 @@ logger = logging.getLogger(__name__)
 
 #: Slots are prepared in this process: no reply of the worker announces them, so look this often.
 _LOOK_FOR_SLOTS_S = 0.02
-#: Of the grace after SIGTERM: to log what is not durable, and to exit.
+#: How often a wait looks whether SIGTERM came, which may leave it less time.
+_LOOK_AT_PATIENCE_S = 1.0
+#: Of the time after a stop: to log what is not durable, and to exit.
 _LAST_WORDS_S = 1.0
 
 
@@ -498,25 +500,36 @@ class Pipeline:
     def _wait_until(
         self, condition: Callable[[], bool], what: str, *, look_every_s: float = 1.0
     ) -> None:
-        limit_s = self.patience_s()
-        if not self.persistence.wait_until(condition, timeout_s=limit_s, look_every_s=look_every_s):
+        began_s = time.monotonic()
+        if not self._comes(condition, look_every_s=look_every_s):
             raise PersistError(
-                f"waited {limit_s:.0f} s for {what} in vain (CFConfig.close_timeout_s or "
-                "stop_grace_s, or the timeout_s given to close)",
+                f"waited {time.monotonic() - began_s:.0f} s for {what} in vain "
+                "(CFConfig.close_timeout_s or stop_grace_s, or the timeout_s given to close)",
                 step=self.last_started_step,
                 phase="wait",
             )
 
-    def patience_s(self) -> float:
-        """The longest that a wait may take.
+    def _comes(self, condition: Callable[[], bool], *, look_every_s: float = 1.0) -> bool:
+        """Wait until ``condition()`` holds; False once patience is over."""
+        began_s, left_s = time.monotonic(), self.patience_s()
+        while not self.persistence.wait_until(
+            condition, timeout_s=min(left_s, _LOOK_AT_PATIENCE_S), look_every_s=look_every_s
+        ):
+            if not left_s:
+                return False
+            left_s = self.patience_s(time.monotonic() - began_s)
+        return True
 
-        While closing, the time left for all of them; after SIGTERM, what is left of its grace but
+    def patience_s(self, waited_s: float = 0.0) -> float:
+        """How much longer a wait that has taken ``waited_s`` may go on: it may change meanwhile.
+
+        While closing, the time left for all of them; once told to stop, what is left of that but
         for the time to say what is missing.
         """
-        limit_s = self._config.close_timeout_s
+        limit_s = self._config.close_timeout_s - waited_s
         if self._close_by_s is not None:
             limit_s = self._close_by_s - time.monotonic()
-        if (left_s := self._last_moment.grace_left_s()) is not None:
+        if (left_s := self._last_moment.left_s()) is not None:
             limit_s = min(limit_s, left_s - _LAST_WORDS_S)
         return max(0.0, limit_s)
 
@@ -526,11 +539,15 @@ class Pipeline:
 
     def finish_in_flight(self) -> None:
         """Wait for attempts in flight; those not done at the deadline are abandoned."""
-        self.persistence.wait_until(self._has_nothing_in_flight, timeout_s=self.patience_s())
+        self._comes(self._has_nothing_in_flight)
 
     def close(self) -> None:
         """End the helper threads and the worker, and free the slots."""
         self.gradients.close()
         self._snapshotter.close()
-        self.persistence.close(timeout_s=self.patience_s())
+        self.persistence.close(
+            timeout_s=self.patience_s(),
+            left_s=self.patience_s,
+            upload_left_s=self._last_moment.upload_left_s() - _LAST_WORDS_S,
+        )
         self._arena.close()

@@ -47,6 +47,7 @@ class Ending:
         left = "" if ends_in_s is None else f", {max(0.0, ends_in_s):.0f} s before the end"
         logger.warning("%s: taking the final checkpoint%s", stop.why, left)
         ends_at_unix_s = None if ends_in_s is None else time.time() + ends_in_s
+        self._session.last_moment.stopping(stop, self._pipeline.needs())
         record = StopRecord(
             stop.source, stop.why, self._progress.global_step, False, ends_at_unix_s
         )
@@ -138,10 +139,11 @@ class Ending:
         session, progress = self._session, self._progress
         if progress.is_closed or session.home.is_elsewhere():
             return
-        clean = failure is None
+        clean, was_busy = failure is None, isinstance(failure, DirectoryBusyError)
         if failure is not None and not (progress.has_stopped and isinstance(failure, SystemExit)):
             self._coordinator.leave(f"{type(failure).__name__}: {failure}")
         limit_s = session.config.close_timeout_s if timeout_s is None else timeout_s
+        session.last_moment.closing(has_stopped=progress.has_stopped)
         self._pipeline.begin_close(timeout_s=limit_s)
         try:
             self._complete(clean=clean)
@@ -161,12 +163,15 @@ class Ending:
                 session.profiler.close(clean=clean or was_asked)
             finally:
                 try:
+                    if not session.restores_from_mirror:
+                        self._requeue(was_busy=was_busy)
                     self._pipeline.close()
                     self._coordinator.close()
                 finally:  # last: a signal must not end a process that is about to end well
                     session.notice.uninstall(has_stopped=progress.has_stopped)
                     KEYBOARD.detach()
-        self._requeue(was_busy=isinstance(failure, DirectoryBusyError))
+        if session.restores_from_mirror:
+            self._requeue(was_busy=was_busy)
 
     def _state(self, *, clean: bool) -> State:
         """What is told to ``checkfreq run``."""
@@ -177,11 +182,12 @@ class Ending:
         return State.CLOSED if clean else State.FAILED
 
     def _requeue(self, *, was_busy: bool) -> None:
-        """Put the job back into SLURM's queue: the last act, since SLURM then ends the processes.
+        """Put the job back into SLURM's queue, which then ends the processes.
 
-        Every rank's part is durable: ``stop`` waited for all of them. The user's own deadline ends
-        the run for good: the next job would have the same one. ``was_busy``: another run, such as
-        one on a node that SLURM has lost, had the directory, so that this one never began.
+        Every rank's part is durable: ``stop`` waited for all of them. An upload goes on until SLURM
+        ends it, and is finished by the next run, unless that may need it. The user's own deadline
+        ends the run for good: the next job would have the same one. ``was_busy``: another run, such
+        as one on a node that SLURM has lost, had the directory, so that this one never began.
         """
         session, progress = self._session, self._progress
         wanted = session.config.requeue and session.role.rank == 0

@@ -12,7 +12,7 @@ from checkfreq.console import say
 from checkfreq.errors import CheckFreqError, ConfigError, StateError
 from checkfreq.forks import Home
 from checkfreq.mirror.reader import MirrorReader
-from checkfreq.mirror.settings import Mirror
+from checkfreq.mirror.settings import Mirror, is_url
 from checkfreq.pacing.profile_cache import ProfileCache
 from checkfreq.pacing.profiler import Profiler
 from checkfreq.pacing.trace import NAME as TRACE
@@ -51,15 +51,22 @@ class Session:
 
     def __init__(self, arguments: Arguments) -> None:
         meetings = ranks_together(timeout_s=arguments.config.rank_timeout_s)
+        is_staged = is_url(str(arguments.chk_dir))
         arguments, checked, role = _checked(arguments, meetings)
         config = arguments.config
+        #: The directory may be of this machine alone: the next run has what was uploaded.
+        self.restores_from_mirror = is_staged or not role.shares_all
         self.arguments = arguments
         self.config = config
         self.chk = arguments.chk
         self.chk_dir = checked.chk_dir
         self.cadence = checked.cadence
         self.notice = checked.notice
-        self.last_moment = LastMoment(checked.notice, config=config)
+        self.last_moment = LastMoment(
+            checked.notice,
+            config=config,
+            uploads_last=self.restores_from_mirror or not config.requeue,
+        )
         self.role = role
         self.home = Home(f"the manager of {checked.chk_dir}")
         self.progress = Progress(may_start=arguments.fresh)

@@ -15,7 +15,7 @@ from checkfreq import CFManager
 from checkfreq.errors import PersistError
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, TrainingStopped
-from tests.contract.conftest import SetFault
+from tests.contract.conftest import Hold, SetFault
 from tests.contract.runs import Training, config, loader, managed, train
 
 
@@ -38,7 +38,7 @@ def stopped_run(
     return manager
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP"])
 def test_should_stop_is_true_once_a_signal_came(chk_dir: Path, name: str) -> None:
     training = Training()
     with managed(chk_dir, training.chk) as manager:
@@ -132,6 +132,22 @@ def test_a_final_checkpoint_that_cannot_be_made_raises_and_never_claims_to_have_
     with pytest.raises(PersistError, match="step 2"):
         manager.step()
     assert not manager.stopped
+    with pytest.raises(PersistError):
+        manager.close()
+
+
+def test_sigterm_shortens_a_wait_that_has_begun(chk_dir: Path, hold_worker: Hold) -> None:
+    gate = hold_worker("commit.sync_payload")
+    training = Training()
+    manager = managed(chk_dir, training.chk, config=config(stop_grace_s=2.0))
+    training.steps(manager, 1)
+    notify(signal.SIGUSR1)
+    killer = threading.Thread(target=lambda: (gate.wait_reached(), notify()))
+    killer.start()
+    training.update(manager)
+    with pytest.raises(PersistError, match="in vain"):
+        manager.step()
+    killer.join()
     with pytest.raises(PersistError):
         manager.close()
 

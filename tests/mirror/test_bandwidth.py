@@ -55,7 +55,7 @@ def test_an_upload_takes_as_long_as_the_limit_says(tmp_path: Path) -> None:
         store,
         bandwidth=Bandwidth(mirror.max_bytes_per_s, clock=time.clock, sleep=time.sleep),
         part_bytes=mirror.part_bytes,
-        go_on=lambda: None,
+        go_on=lambda sending: None,
     )
     uploader.upload(1)
     uploader.close()

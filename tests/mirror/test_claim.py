@@ -54,6 +54,28 @@ def test_a_second_run_waits_and_is_refused_once_the_claim_is_renewed(
     assert not second.is_ours
 
 
+@pytest.mark.parametrize("ends", ["gives it up", "dies"])
+def test_a_refused_run_gets_the_claim_once_the_other_has_ended(
+    remote: RemoteObjects, clock: Clock, ends: str
+) -> None:
+    first, second = keeper(remote, "one", clock), keeper(remote, "two", clock)
+    first.take()
+    second.take()
+    for _ in range(3):
+        clock.now_s += RENEW_EVERY_S
+        assert first.renew_if_due()
+        assert second.take() is Ownership.REFUSED
+    if ends == "gives it up":
+        first.release()
+    else:
+        clock.now_s += LEASE_S - 1
+        assert second.take() is Ownership.REFUSED
+        clock.now_s += 1
+    assert second.take() is Ownership.OURS
+    assert second.is_contested
+    assert not first.renew_if_due()
+
+
 def test_the_claim_of_a_dead_run_is_taken_over_after_its_lease(
     remote: RemoteObjects, clock: Clock
 ) -> None:

@@ -84,6 +84,19 @@ def test_at_the_end_of_a_run_only_the_newest_matters_without_pauses() -> None:
     assert queue.next_step is None
 
 
+def test_steps_up_to_another_runs_newest_are_not_wanted() -> None:
+    queue = UploadQueue(every_s=None)
+    queue.pinned([3, 8])
+    queue.committed(5)
+    queue.only_after(5)
+    queue.pinned([4, 9])
+    assert (queue.next_step, queue.held()) == (9, {8, 9})
+    queue.committed(5)
+    assert queue.next_step == 9
+    queue.committed(6)
+    assert queue.next_step == 6
+
+
 def test_steps_that_were_set_aside_or_are_gone_are_forgotten() -> None:
     queue = UploadQueue(every_s=None)
     queue.pinned([3, 8])

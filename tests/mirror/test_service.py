@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from obstore.store import ObjectStore
 
 from checkfreq.errors import StorageError
+from checkfreq.mirror.bandwidth import Bandwidth
+from checkfreq.mirror.claim import RENEW_EVERY_S, ClaimKeeper, Ownership
 from checkfreq.mirror.client import RemoteObjects
-from checkfreq.mirror.layout import CLAIM, FINISHED, MARKS, Finish, decode_marks
+from checkfreq.mirror.layout import (
+    CLAIM,
+    FINISHED,
+    MARKS,
+    OBJECTS,
+    SMALL_MAX_BYTES,
+    Finish,
+    decode_marks,
+    marker_key,
+)
 from checkfreq.mirror.report import MirrorReport, State
 from checkfreq.mirror.service import MirrorService
 from checkfreq.mirror.settings import Mirror
+from checkfreq.mirror.uploader import UploadAbandonedError, Uploader
 from checkfreq.store.store import CheckpointStore
 from tests.mirror.checkpoints import commit, markers, memory_remote, noise
 
@@ -179,9 +193,15 @@ class Down(RemoteObjects):
     """A service that can be switched off."""
 
     is_down = True
+    num_refused = 0
+
+    def __init__(self, mirror: Mirror, *, store: ObjectStore, only: str = "") -> None:
+        super().__init__(mirror, store=store)
+        self._only = only
 
     def put(self, key: str, data: bytes | memoryview) -> str | None:
-        if self.is_down:
+        if self.is_down and key.startswith(self._only):
+            self.num_refused += 1
             raise StorageError(5, "switched off", key)
         return super().put(key, data)
 
@@ -222,9 +242,140 @@ def test_at_the_end_of_a_run_a_long_pause_is_cut_short(
     reports.wait_for(lambda report: report.state is State.FAILING)
     for _ in range(8):  # pauses grow to a minute and more
         service._backoff.failed(clock.now_s)
-    assert service._pause_s(clock.now_s + 30.0) > 0
+    assert service._pause_s(service._backoff, clock.now_s + 30.0) > 0
     service._end_by_s = clock.now_s + 300.0
-    assert service._pause_s(clock.now_s + 30.0) == 0
+    assert service._pause_s(service._backoff, clock.now_s + 30.0) == 0
+
+
+def test_at_the_end_of_a_run_a_service_that_has_been_failing_is_tried_once(
+    store: CheckpointStore, reports: Reports, start: Callable[..., MirrorService]
+) -> None:
+    inner = memory_remote(MIRROR)
+    down = Down(inner._mirror, store=inner._store)
+    put(store, 1)
+    service = start(connect=lambda mirror: down, clock=Clock())  # pauses never end
+    for _ in range(2):
+        reports.wait_for(lambda report: report.state is State.FAILING)
+    num_tries = down.num_refused
+    assert service.finish(DEADLINE_S)
+    assert down.num_refused == num_tries + 1
+
+
+def test_a_trouble_lasts_until_an_upload_succeeds_whatever_else_does(
+    store: CheckpointStore, reports: Reports, start: Callable[..., MirrorService]
+) -> None:
+    inner = memory_remote(MIRROR)
+    down = Down(inner._mirror, store=inner._store, only=OBJECTS)
+    put(store, 1)
+    start(connect=lambda mirror: down)
+    first = reports.wait_for(lambda report: report.state is State.FAILING)
+    for _ in range(2):  # it is tried again, and the claim is well
+        again = reports.wait_for(lambda report: report.state is not State.UPLOADING)
+        assert (again.state, again.since_s) == (State.FAILING, first.since_s)
+        assert "switched off" in again.problem
+    down.is_down = False
+    during = reports.wait_for(lambda report: True)
+    assert (during.state, during.since_s) == (State.UPLOADING, first.since_s)
+    after = reports.wait_for(uploaded(1))
+    assert (after.problem, after.since_s) == ("", 0.0)
+
+
+@pytest.mark.parametrize("key", [CLAIM, MARKS, FINISHED, marker_key(7)])
+def test_an_object_that_is_too_large_keeps_nothing_from_being_uploaded(
+    store: CheckpointStore,
+    remote: RemoteObjects,
+    reports: Reports,
+    start: Callable[..., MirrorService],
+    key: str,
+) -> None:
+    clock = Clock()
+    remote.put(key, bytes(SMALL_MAX_BYTES + 1))
+    put(store, 1)
+    start(clock=clock)
+    if key == CLAIM:  # as any that cannot be read, it may be another run's for a minute
+        reports.wait_for(lambda report: report.state is State.WAITING)
+        clock.now_s += 100.0
+    assert reports.wait_for(lambda report: report.uploaded_step == 1).problem == ""
+
+
+class KeepsAll(RemoteObjects):
+    """A service that lets nobody remove anything."""
+
+    def delete(self, keys: Sequence[str]) -> None:
+        raise StorageError(13, "not allowed", keys[0])
+
+
+def test_where_nothing_can_be_removed_that_is_said_once_and_uploads_go_on(
+    store: CheckpointStore, reports: Reports, start: Callable[..., MirrorService]
+) -> None:
+    inner = memory_remote(MIRROR)
+    keeps = KeepsAll(inner._mirror, store=inner._store)
+    service = start(connect=lambda mirror: keeps)
+    told = []
+    for step in (1, 2, 3):
+        put(store, step)
+        service.committed(step)
+        reports.wait_for(uploaded(step))
+        service.remove([step - 1])
+        told.append(reports.wait_for(lambda report: report.state is State.IDLE).problem)
+    assert told[0] == ""  # there was nothing to remove
+    assert "nothing can be removed there" in told[1]
+    assert told[2] == ""
+
+
+@pytest.mark.parametrize(
+    ("left_s", "sending", "is_given_up"),
+    [
+        (300.0, 1.0, True),  # at the end of a run there is time for the newest
+        (16.5, 1.0, True),  # 6 s for this one, all of which is being sent, and 10 s for the newest
+        (15.5, 1.0, False),
+        (13.0, 0.25, True),  # four of its sixteen pieces are being sent
+        (12.0, 0.25, False),
+        (9.0, 0.0, False),  # the newest cannot arrive any more, this one may
+        (0.0, 1.0, True),
+        (0.0, None, False),  # all is sent: it gets its marker
+    ],
+)
+def test_an_upload_in_progress_is_given_up_for_the_newest_only_if_that_can_arrive_in_time(
+    store: CheckpointStore, left_s: float, sending: float | None, is_given_up: bool
+) -> None:
+    clock = Clock()
+    service = MirrorService(MIRROR, store, run="one", report=lambda report: None, clock=clock)
+    service._claim = ClaimKeeper(memory_remote(), run="one", clock=clock)
+    assert service._claim.take() is Ownership.OURS
+    service._recent_s.append(10.0)
+    service._began_s = clock.now_s - 4.0
+    service._queue.begin(1, now_s=service._began_s)
+    service._queue.committed(2)
+    service._go_on(1.0)  # the run goes on: nothing is given up
+    service._queue.hurry()
+    service._end_by_s = clock.now_s + left_s
+    with pytest.raises(UploadAbandonedError) if is_given_up else contextlib.nullcontext():
+        service._go_on(sending)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "in_s"),
+    [
+        (1000.0, 0.0),
+        (30.0, 0.0),  # 10 s for this one, 10 s for the last one, 5 s to spare for each
+        (29.0, 14.0),
+        (16.0, 1.0),
+        (15.0, 0.0),  # no last one came
+        (-1.0, 0.0),  # the run goes on after its end
+    ],
+)
+def test_an_upload_that_would_be_in_the_way_of_the_last_one_does_not_begin(
+    store: CheckpointStore, left_s: float, in_s: float
+) -> None:
+    service = MirrorService(
+        MIRROR, store, run="one", report=lambda report: None, ends_at_s=lambda: 1000.0 + left_s
+    )
+    assert service._upload_in_s(1000.0) == 0.0  # nobody knows yet how long one takes
+    service._recent_s.append(10.0)
+    assert service._upload_in_s(1000.0) == in_s
+    service._end_by_s = 1000.0 + left_s
+    assert service._upload_in_s(1000.0) == 0.0
 
 
 def test_a_damaged_checkpoint_is_reported_and_the_next_one_uploaded(
@@ -272,6 +423,74 @@ def test_a_second_run_waits_for_the_first_ones_claim(
     second.committed(1)
     assert second.held() == {1}
     assert markers(remote) == {}
+
+
+class Renewed:
+    """Another run's claim, which is alive while a test says so."""
+
+    def __init__(self, remote: RemoteObjects, clock: Clock) -> None:
+        self._keeper = ClaimKeeper(remote, run="other", clock=clock, wall=clock)
+        self._clock = clock
+        assert self._keeper.take() is Ownership.OURS
+        self.release = self._keeper.release
+
+    def refuse(self, service: MirrorService, reports: Reports) -> None:
+        """Renew it once ``service`` has seen it."""
+        reports.wait_for(lambda report: report.state is State.WAITING)
+        self._clock.now_s += RENEW_EVERY_S
+        assert self._keeper.renew_if_due()
+        service.marks_changed()  # it looks up
+        reports.wait_for(lambda report: report.state is State.REFUSED)
+
+
+def test_a_run_that_was_refused_uploads_once_the_other_has_ended_and_leaves_its_checkpoints(
+    store: CheckpointStore,
+    remote: RemoteObjects,
+    reports: Reports,
+    start: Callable[..., MirrorService],
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    other = Renewed(remote, clock)
+    service = start(clock=clock)
+    other.refuse(service, reports)
+    for step in (3, 4):
+        put(store, step)
+        service.committed(step)
+    theirs = CheckpointStore(tmp_path / "other")
+    put(theirs, 5)
+    Uploader(
+        remote, theirs, bandwidth=Bandwidth(None), part_bytes=16 << 20, go_on=lambda sending: None
+    ).upload(5)
+    other.release()
+    clock.now_s += RENEW_EVERY_S
+    service.marks_changed()
+    report = reports.wait_for(lambda report: report.state is State.IDLE)
+    assert (report.uploaded_step, report.held) == (5, ())
+    put(store, 6)
+    service.committed(6)
+    reports.wait_for(uploaded(6))
+    assert sorted(markers(remote)) == [5, 6]
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_refused_run_that_ends_asks_once_more_and_waits_no_longer(
+    store: CheckpointStore,
+    remote: RemoteObjects,
+    reports: Reports,
+    start: Callable[..., MirrorService],
+    is_alive: bool,
+) -> None:
+    clock = Clock()
+    other = Renewed(remote, clock)
+    service = start(clock=clock)
+    other.refuse(service, reports)
+    put(store, 1)
+    service.committed(1)
+    if not is_alive:
+        other.release()
+    assert service.finish(DEADLINE_S)  # on a clock that stands still: it has waited for nothing
+    assert sorted(markers(remote)) == ([] if is_alive else [1])
 
 
 def test_an_end_without_time_uploads_nothing_and_is_reported(

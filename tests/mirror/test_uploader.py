@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.mirror.checkpoints import MIB, commit, contents, markers, memory_remo
 from tests.store.ranks import commit_jointly
 
 MakeUploader = Callable[..., Uploader]
+GoOn = Callable[[float | None], None]
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def remote() -> RemoteObjects:
 def make(store: CheckpointStore) -> Iterator[MakeUploader]:
     made = []
 
-    def uploader(remote: RemoteObjects, go_on: Callable[[], None] = lambda: None) -> Uploader:
+    def uploader(remote: RemoteObjects, go_on: GoOn = lambda sending: None) -> Uploader:
         one = Uploader(remote, store, bandwidth=Bandwidth(None), part_bytes=16 * MIB, go_on=go_on)
         made.append(one)
         return one
@@ -218,12 +220,47 @@ def test_an_upload_that_is_called_off_writes_no_marker(
 ) -> None:
     commit(store, 1, two_files())
 
-    def called_off() -> None:
+    def called_off(sending: float | None) -> None:
         raise UploadAbandonedError
 
     with pytest.raises(UploadAbandonedError):
         make(remote, called_off).upload(1)
     assert markers(remote) == {}
+
+
+class Sending(RemoteObjects):
+    """A service that lets a test know when a piece is on its way."""
+
+    def __init__(self, inner: RemoteObjects) -> None:
+        super().__init__(inner._mirror, store=inner._store)
+        self.has_begun = threading.Event()
+
+    def put(self, key: str, data: bytes | memoryview) -> str | None:
+        self.has_begun.set()
+        return super().put(key, data)
+
+
+@pytest.mark.parametrize("may_write", [True, False])
+def test_an_upload_that_is_called_off_when_all_is_on_its_way_gets_its_marker_if_it_may(
+    store: CheckpointStore, remote: RemoteObjects, make: MakeUploader, may_write: bool
+) -> None:
+    commit(store, 1, {"m.safetensors": {"w": noise(100)}})
+    service, parts = Sending(remote), []
+
+    def called_off(sending: float | None) -> None:
+        assert service.has_begun.wait(60.0)
+        parts.append(sending)
+        if sending is not None or not may_write:
+            raise UploadAbandonedError
+
+    uploader = make(service, called_off)
+    if may_write:
+        assert uploader.upload(1).marker == markers(remote)[1]
+    else:
+        with pytest.raises(UploadAbandonedError):
+            uploader.upload(1)
+        assert markers(remote) == {}
+    assert parts[1] is None
 
 
 def test_a_full_disk_elsewhere_is_an_error_of_the_place_that_it_names(

@@ -11,9 +11,12 @@ from email.utils import formatdate
 import pytest
 
 from checkfreq.notices.clouds import AwsSpot, AzureScheduledEvents, GcpPreemption
-from checkfreq.notices.metadata import MetadataService, NoAnswerError
+from checkfreq.notices.metadata import MetadataService
+from checkfreq.notices.source import NoAnswerError
+from checkfreq.notices.watch import News, NoticeWatch
 from tests.notices.conftest import Server, SetClock
 
+SOON = '{"action": "stop", "time": "2026-11-23T15:00:00Z"}'
 TOKEN = "PUT /latest/api/token"
 ACTION = "GET /latest/meta-data/spot/instance-action"
 REBALANCE = "GET /latest/meta-data/events/recommendations/rebalance"
@@ -61,7 +64,8 @@ def test_a_rebalance_recommendation_is_only_information(server: Server, aws: Aws
 def test_aws_renews_a_token_that_expired(server: Server, aws: AwsSpot) -> None:
     aws.poll()
     server.answers[ACTION] = (401, "")
-    aws.poll()
+    with pytest.raises(NoAnswerError, match="instance-action: status 401"):
+        aws.poll()
     server.answers[ACTION] = (200, '{"action": "stop", "time": "2026-11-23T15:00:00Z"}')
     assert aws.poll() is not None
     assert server.paths().count(TOKEN) == 2
@@ -72,8 +76,8 @@ def test_an_answer_of_aws_that_makes_no_sense_is_none(
     server: Server, aws: AwsSpot, text: str
 ) -> None:
     server.answers[ACTION] = (200, text)
-    assert aws.poll() is None
-    assert aws.pause_s > 5.0
+    with pytest.raises((NoAnswerError, ValueError, KeyError)):
+        aws.poll()
 
 
 # ---- Google
@@ -118,7 +122,8 @@ def test_maintenance_ends_the_run_only_if_it_stops_the_machine(
 def test_an_answer_that_is_not_googles_is_none(server: Server, gcp: GcpPreemption) -> None:
     server.headers.clear()
     server.answers[PREEMPTED] = (200, "TRUE")
-    assert gcp.poll() is None
+    with pytest.raises(NoAnswerError, match="somebody else's server"):
+        gcp.poll()
 
 
 # ---- Azure
@@ -189,31 +194,51 @@ def test_an_event_counts_if_nobody_says_which_machine_this_is(
 # ---- services that do not answer
 
 
-def test_a_service_that_fails_takes_no_notice_back(server: Server, aws: AwsSpot) -> None:
-    server.answers[ACTION] = (200, '{"action": "stop", "time": "2026-11-23T15:00:00Z"}')
-    before = aws.poll()
-    assert before is not None
-    server.refuses = True
-    pauses = []
-    for _ in range(6):
-        assert aws.poll() == before
-        pauses.append(aws.pause_s)
-    assert pauses == [10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
-    server.refuses = False
+def watch(aws: AwsSpot, clock: SetClock) -> tuple[NoticeWatch, list[News]]:
+    told: list[News] = []
+    return NoticeWatch([aws], tell=told.append, clock=clock.clock()), told
+
+
+def test_a_token_that_is_refused_is_asked_for_every_few_seconds_and_told_of_once(
+    server: Server, aws: AwsSpot, clock: SetClock
+) -> None:
+    server.answers[TOKEN] = (403, "")
+    looking, told = watch(aws, clock)
+    for _ in range(20):
+        assert 0.0 < looking.look() <= 10.0
+        clock.pass_(5.0)
+    assert len(server.asked) == 20
+    (news,) = told
+    assert (news.source, news.ends) == ("aws", None)
+    assert news.unanswered == f"PUT {server.url}/latest/api/token: status 403"
+    server.answers |= {TOKEN: (200, "t0ken"), ACTION: (200, SOON)}
+    looking.look()
+    assert [one.ends and one.ends.why for one in told[1:]] == [
+        "the spot instance will be interrupted: stop"
+    ]
+
+
+def test_a_service_that_fails_takes_no_notice_back(
+    server: Server, aws: AwsSpot, clock: SetClock
+) -> None:
+    server.answers[ACTION] = (200, SOON)
+    looking, told = watch(aws, clock)
+    for server.refuses in (False, *[True] * 6, False):
+        assert looking.look() <= 10.0
+        clock.pass_(10.0)
+    assert [bool(news.ends) for news in told] == [True, False]
+    assert "status 500" in told[1].unanswered
     del server.answers[ACTION]
-    assert aws.poll() is None
-    assert aws.pause_s == 5.0
+    looking.look()
+    assert told[2] == News("aws", None)
 
 
-def test_a_service_that_is_not_there_is_asked_less_and_less_often() -> None:
+def test_a_service_that_is_not_there_is_named_with_the_reason() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         aws = AwsSpot(MetadataService(f"http://127.0.0.1:{unused.getsockname()[1]}"))
-        pauses = []
-        for _ in range(9):
-            assert aws.poll() is None
-            pauses.append(aws.pause_s)
-    assert pauses == [10.0, 20.0, 40.0, 80.0, 160.0, 320.0, 600.0, 600.0, 600.0]
+        with pytest.raises(NoAnswerError, match=r"PUT http://127.0.0.1.*refused"):
+            aws.poll()
 
 
 def test_no_proxy_is_asked(server: Server, aws: AwsSpot, monkeypatch: pytest.MonkeyPatch) -> None:

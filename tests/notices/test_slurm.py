@@ -9,6 +9,7 @@ import pytest
 
 from checkfreq.notices.command import run_command
 from checkfreq.notices.slurm import SlurmEndTime, Told, time_left_s, told_by
+from checkfreq.notices.source import NoAnswerError
 from tests.notices.conftest import Install, SetClock
 
 JOB = {"SLURM_JOB_ID": "42"}
@@ -79,7 +80,8 @@ def test_without_an_answer_the_environment_counts(
     ends = SlurmEndTime(environ, clock=clock.clock()).poll()
     assert ends is not None
     assert ends.at_unix_s == 1_000_500.0
-    assert SlurmEndTime(JOB, clock=clock.clock()).poll() is None
+    with pytest.raises(NoAnswerError):
+        SlurmEndTime(JOB, clock=clock.clock()).poll()
 
 
 def test_outside_a_job_nobody_is_asked(command: Install, clock: SetClock) -> None:
@@ -103,14 +105,15 @@ def test_an_end_time_that_is_none_is_ignored(clock: SetClock, text: str) -> None
     assert SlurmEndTime(environ, clock=clock.clock()).poll() is None
 
 
-def test_a_missing_squeue_is_no_error_and_is_soon_given_up(
+def test_a_missing_squeue_is_named_and_soon_asked_for_seldom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SetClock
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     source = SlurmEndTime(JOB, clock=clock.clock())
     pauses = []
     for _ in range(6):
-        assert source.poll() is None
+        with pytest.raises(NoAnswerError, match="squeue: No such file"):
+            source.poll()
         pauses.append(source.pause_s)
     assert pauses == [60.0] * 4 + [600.0] * 2
 

@@ -63,6 +63,18 @@ def test_an_upload_is_told_when_it_begins_and_when_it_ends(view: MirrorView, see
     assert view.upload_s == 4.0
 
 
+def test_the_last_upload_waits_for_the_one_in_progress(view: MirrorView) -> None:
+    usual: dict[str, object] = {"upload_s": 40.0, "num_uploaded": 1}
+    take(view, State.UPLOADING, began_s=time.perf_counter() - 10.0, **usual)
+    assert 40.0 <= view.upload_s <= 30.0 + 40.0
+    take(view, State.UPLOADING, began_s=time.perf_counter() - 100.0, **usual)
+    assert view.upload_s >= 100.0  # it takes longer than usual, and so may the next
+    take(view, State.UPLOADING, began_s=time.perf_counter() - 7.0)
+    assert view.upload_s >= 7.0  # the first one
+    take(view, State.IDLE, **usual)
+    assert view.upload_s == 40.0
+
+
 def test_after_an_upload_the_policy_decides_what_is_removed(view: MirrorView) -> None:
     there = tuple(Mirrored(step, keep=step == 1) for step in (1, 2, 3, 4))
     assert take(view, State.IDLE, num_uploaded=1, checkpoints=there) == (2,)
@@ -79,10 +91,12 @@ def test_the_mirrors_own_policy_comes_first() -> None:
 def test_a_trouble_is_logged_once_and_so_is_its_end(
     view: MirrorView, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(3):
-        take(view, State.FAILING, problem="no route", since_s=100.0, uploaded_step=7)
-    take(view, State.IDLE)
-    first, last = caplog.records
+    for state in (State.FAILING, State.UPLOADING, State.FAILING, State.WAITING, State.FAILING):
+        take(view, state, problem="no route", since_s=100.0, uploaded_step=7)
+    first, _ = caplog.records
+    caplog.clear()
+    take(view, State.IDLE, num_uploaded=1)
+    (last,) = caplog.records
     assert first.levelno == logging.ERROR
     assert "newest there: step 7): no route" in first.getMessage()
     assert last.levelno == logging.WARNING
@@ -95,7 +109,7 @@ def test_a_trouble_is_logged_once_and_so_is_its_end(
         (State.REFUSED, "run two", "it is written by run two"),
         (State.WAITING, "the claim of run two", "waiting for the claim of run two"),
         (State.ENDED, "Traceback", "has ended with an error"),
-        (State.IDLE, "step 3: digest", "a damaged checkpoint is not uploaded"),
+        (State.IDLE, "step 3 is damaged", "the mirror s3://bucket/x: step 3 is damaged"),
     ],
 )
 def test_what_keeps_a_mirror_from_its_work_is_said(
@@ -103,6 +117,22 @@ def test_what_keeps_a_mirror_from_its_work_is_said(
 ) -> None:
     take(view, state, problem=problem)
     assert [text in record.getMessage() for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize(
+    ("state", "how"), [(State.WAITING, "waited for"), (State.REFUSED, "is written by")]
+)
+def test_a_wait_for_another_run_is_said_when_it_is_over_and_is_the_reason_at_the_end(
+    view: MirrorView, caplog: pytest.LogCaptureFixture, state: State, how: str
+) -> None:
+    take(view, state, problem="run two", since_s=100.0)
+    take(view, State.ENDED)
+    view.closed(5)
+    assert f"(newest there: not known): it {how} run two. It is on disk" in caplog.text
+    caplog.clear()
+    take(view, state, problem="run two", since_s=100.0)
+    take(view, State.IDLE, uploaded_step=4)
+    assert "after 60 s of waiting for run two (newest there: 4)" in caplog.records[-1].getMessage()
 
 
 def test_an_end_without_the_last_checkpoint_is_an_error(

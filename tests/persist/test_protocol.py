@@ -101,6 +101,7 @@ MESSAGES = st.one_of(
     st.builds(p.Trouble, TEXT, TEXT, TEXT),
     st.builds(p.NoticeSeen, TEXT, TEXT, st.none() | SECONDS, st.none() | SECONDS),
     st.builds(p.NoticeGone, TEXT),
+    st.builds(p.NoticeUnanswered, TEXT, TEXT),
     st.builds(p.Mirrored, JSON),
 )
 

@@ -272,7 +272,7 @@ def test_until_ends_when_it_is_true_on_all() -> None:
             asked += 1
             return asked > meetings.rank
 
-        meetings.until("wait()", is_done, timeout_s=60, what="it")
+        meetings.until("wait()", is_done, left_s=lambda waited_s: 60 - waited_s, what="it")
         return asked
 
     assert on_ranks(act, act, act) == [3, 3, 3]
@@ -280,7 +280,9 @@ def test_until_ends_when_it_is_true_on_all() -> None:
 
 def test_until_names_the_ranks_that_wait_in_vain() -> None:
     def act(meetings: Meetings) -> None:
-        meetings.until("wait()", lambda s: meetings.rank != 1, timeout_s=0.0, what="a slot")
+        meetings.until(
+            "wait()", lambda s: meetings.rank != 1, left_s=lambda waited_s: 0.0, what="a slot"
+        )
 
     for error in on_ranks(act, act):
         assert isinstance(error, RankError)

@@ -67,8 +67,10 @@ def flat(votes: Sequence[Vote]) -> Decision:
     ends = [named(rank, vote.end) for rank, vote in enumerate(votes) if vote.end is not None]
     end = min(ends, key=left_s, default=None)
     stops = [named(rank, vote.stop) for rank, vote in enumerate(votes) if vote.stop is not None]
-    if end is not None and needs.must_start(left_s(end)):
-        stops.append(end)
+    if end is not None:
+        stops = [replace(s, ends_in_s=min(s, end, key=left_s).ends_in_s) for s in stops]
+        if needs.must_start(left_s(end)):
+            stops.append(end)
     soon = [] if end is None else [first.step + needs.boundaries_to_look(left_s(end))]
     return Decision(
         reason=proposal.reason,

@@ -44,6 +44,18 @@ def test_an_ignored_signal_is_a_notice_while_listening_and_ignored_after() -> No
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
 
 
+def test_a_run_under_nohup_outlives_its_terminal() -> None:
+    code = (
+        "import os, signal\n"
+        "from checkfreq.run.interrupt import StopNotice\n"
+        "notice = StopNotice(['SIGHUP'])\n"
+        "notice.install()\n"
+        "os.kill(os.getpid(), signal.SIGHUP)\n"
+        "assert not notice.is_set\n"
+    )
+    subprocess.run(["nohup", sys.executable, "-c", code], check=True, capture_output=True)
+
+
 @pytest.mark.parametrize("name", ["SIGTREM", "SIGKILL", "SIGSTOP", "TERM", ""])
 def test_a_name_that_cannot_be_caught_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="signals that can be caught"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Iterator
 
@@ -11,7 +12,7 @@ from checkfreq import CFConfig
 from checkfreq.persist import protocol as p
 from checkfreq.policy.ending import Needs
 from checkfreq.run.interrupt import StopNotice
-from checkfreq.run.notices import LastMoment, NoticeBoard, RunEnd
+from checkfreq.run.notices import LastMoment, NoticeBoard, RunEnd, Stop
 
 
 def seen(
@@ -83,6 +84,18 @@ def test_each_change_is_said_once() -> None:
     assert second == first.replace("slurm:", "slurm: no longer so:")
     assert "the run ends at 1970-01-01" in first
     assert board.take_news() == []
+
+
+def test_a_source_that_does_not_answer_is_named_in_a_warning_and_is_no_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    board = NoticeBoard()
+    board.note(seen("aws", at_s=50.0))
+    board.note(p.NoticeUnanswered("aws", "PUT http://169.254.169.254: status 403"))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "aws does not answer (PUT http://169.254.169.254: status 403)" in record.getMessage()
+    assert at_s(board) == 50.0
 
 
 # ---- the last moment
@@ -197,6 +210,94 @@ def test_grace_counts_from_the_first_sigterm(signals: StopNotice) -> None:
     stop = moment.due(needs)
     assert stop is not None
     assert (stop.source, stop.ends_in_s) == ("SIGTERM", 20.0)
+
+
+def test_a_signal_names_the_end_that_is_known(now: Now, signals: StopNotice) -> None:
+    signals._handle(signal.SIGUSR1, None)
+    moment = last_moment(now, signals)
+    moment.board.note(seen(at_s=100.0))
+    stop = moment.due(needs)
+    assert stop is not None
+    assert (stop.source, stop.ends_in_s) == ("SIGUSR1", 100.0)
+
+
+@pytest.mark.parametrize(
+    ("durable_s", "settings", "left_s"),
+    [
+        (10.0, {}, 60.0),
+        (100.0, {}, 100.0),
+        (100.0, {"stop_before_s": 90.0}, 60.0),
+        (10.0, {"stop_grace_s": 90.0}, 90.0),
+    ],
+)
+def test_a_run_that_stops_waits_for_a_bounded_time(
+    now: Now,
+    signals: StopNotice,
+    durable_s: float,
+    settings: dict[str, float],
+    left_s: float,
+) -> None:
+    moment = last_moment(now, signals, **settings)
+    assert moment.left_s() is None
+    moment.stopping(Stop("SIGUSR1", "why"), Needs(durable_s, gap_s=1.0))
+    now.s = 5.0
+    assert moment.left_s() == left_s - 5.0
+    assert moment.upload_left_s() == math.inf
+
+
+def test_after_sigterm_its_grace_counts_and_no_other(now: Now, signals: StopNotice) -> None:
+    signals._handle(signal.SIGTERM, None)
+    now.s = signals.terminated_s or 0.0
+    moment = last_moment(now, signals, stop_grace_s=20.0)
+    moment.stopping(Stop("SIGUSR1", "why"), needs())
+    assert moment.left_s() == 20.0
+
+
+def test_closing_has_a_time_of_its_own_once_the_last_checkpoint_is_durable(
+    now: Now, signals: StopNotice
+) -> None:
+    moment = last_moment(now, signals)
+    moment.stopping(Stop("SIGUSR1", "why"), needs())
+    now.s = 50.0  # until it was durable, and for what the script then did
+    moment.closing(has_stopped=False)
+    assert moment.left_s() == 10.0
+    moment.closing(has_stopped=True)
+    assert moment.left_s() == 60.0
+
+
+def test_sigterm_ends_the_wait_of_a_run_that_is_over_anyway(now: Now, signals: StopNotice) -> None:
+    moment = last_moment(now, signals)
+    moment.closing(has_stopped=False)
+    assert moment.left_s() is None
+    signals._handle(signal.SIGTERM, None)
+    now.s = signals.terminated_s or 0.0
+    assert moment.left_s() == 60.0
+
+
+def test_an_upload_ends_before_a_known_end_and_what_comes_after_it(
+    now: Now, signals: StopNotice
+) -> None:
+    moment = last_moment(now, signals, stop_before_s=30.0, requeue=True)
+    moment.stopping(Stop("slurm", "why", ends_in_s=100.0), needs())
+    now.s = 5.0
+    assert moment.upload_left_s() == 100.0 - 5.0 - 30.0 - 3.0
+
+
+def test_time_for_what_the_script_does_afterwards_is_kept_free(
+    now: Now, signals: StopNotice
+) -> None:
+    moment = last_moment(now, signals, stop_before_s=60.0)
+    moment.board.note(seen(at_s=100.0))
+    known = moment.needs(state_bytes=0, started_s=(), upload_s=0.0, cached_s=None)
+    assert known.durable_s == 5.0 + 2.0 + 60.0
+
+
+def test_an_end_that_does_not_wait_for_an_upload_is_not_brought_forward_by_it(
+    now: Now, signals: StopNotice
+) -> None:
+    moment = LastMoment(signals, config=CFConfig(), uploads_last=False, clock=now)
+    known = moment.needs(state_bytes=0, started_s=(), upload_s=50.0, cached_s=None)
+    assert known.durable_s == 5.0 + 2.0
 
 
 def test_without_a_known_grace_a_signal_names_no_end(now: Now, signals: StopNotice) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -15,6 +16,7 @@ from checkfreq.errors import CheckFreqError, NoCheckpointError
 from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror
 from checkfreq.store.store import CheckpointStore
+from iterators import TrainingStopped
 from tests.crash.programs import Training
 from tests.fork_server import FORK_SERVER
 
@@ -59,6 +61,42 @@ def train(log: Connection, job: Job) -> None:
             if job.waits_for_uploads:
                 wait_uploaded(manager, manager.global_step)
     log.send(("done", manager.stats()))
+
+
+def train_until_stopped(log: Connection, job: Job, signal_name: str) -> None:
+    """Send ("uploaded",), wait for a word, train a step, and stop as if a scheduler said so."""
+    torch.set_num_threads(1)
+    training = Training()
+    with CFManager(
+        job.chk_dir,
+        CFCheckpoint(**training.tracked()),
+        mode=CFMode.MANUAL,
+        chk_freq=1,
+        config=CFConfig(mirror=job.mirror, nice=0, stop_grace_s=15.0, keep_in_memory_s=0.0),
+    ) as manager:
+        training.update(manager)
+        manager.step()
+        wait_uploaded(manager, 1)
+        log.send(("uploaded",))
+        log.recv()
+        training.update(manager)
+        manager.step()
+        if job.waits_for_uploads:
+            wait_until_state(manager, "failing")
+        os.kill(os.getpid(), signal.Signals[signal_name])
+        training.update(manager)
+        manager.step()
+        assert manager.stopped
+        raise TrainingStopped
+
+
+def wait_until_state(manager: CFManager, state: str) -> None:
+    """Return once the mirror says that it is in this state."""
+    assert manager._persistence.wait_until(
+        lambda: manager.stats()["mirror"]["state"] == state,
+        timeout_s=DEADLINE_S,
+        look_every_s=0.02,
+    ), manager.stats()["mirror"]
 
 
 def wait_uploaded(manager: CFManager, step: int) -> None:

@@ -31,9 +31,10 @@ class Fault(enum.Enum):
     CUT_REQUEST = "connection closed, not passed on"
     LOSE_REPLY = "passed on, connection closed without a reply"
     CUT_REPLY = "passed on, connection closed in the middle of the reply"
+    HANG = "not passed on, not answered as long as the proxy is there"
 
 
-_FAULTS = tuple(fault for fault in Fault if fault is not Fault.NONE)
+_FAULTS = tuple(fault for fault in Fault if fault not in (Fault.NONE, Fault.HANG))
 
 #: Decides by method and path.
 Plan = Callable[[str, str], Fault]
@@ -59,6 +60,7 @@ class FaultProxy:
         self.plan = plan
         self.seen: Counter[Fault] = Counter()
         self.paths: list[tuple[str, str]] = []
+        self.is_over = threading.Event()
         self._http = _Server(("127.0.0.1", 0), _Handler)
         self._http.proxy = self
         self.port: int = self._http.server_address[1]
@@ -74,6 +76,7 @@ class FaultProxy:
         try:
             yield self
         finally:
+            self.is_over.set()
             self._http.shutdown()
             self._http.server_close()
             thread.join(_TIMEOUT_S)
@@ -100,6 +103,9 @@ class _Handler(BaseHTTPRequestHandler):
         proxy.paths.append((self.command, self.path))
         match fault:
             case Fault.CUT_REQUEST:
+                return self._cut()
+            case Fault.HANG:
+                proxy.is_over.wait()
                 return self._cut()
             case Fault.FAIL:
                 return self._reply(500, [("Content-Type", "application/xml")], _ERROR)

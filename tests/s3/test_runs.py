@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import threading
+import time
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -17,9 +21,14 @@ from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror
 from checkfreq.store.store import CheckpointStore
 from tests.contract.runs import Training, config, managed
-from tests.s3.program import DEADLINE_S, wait_uploaded
+from tests.notices.conftest import Server, server
+from tests.notices.test_clouds import ACTION
+from tests.patience import slowness
+from tests.s3.program import DEADLINE_S, Child, Job, train_until_stopped, wait_uploaded
 from tests.s3.proxy import Fault, FaultProxy
 from tests.s3.server import SECRET, S3Server, running
+
+__all__ = ["server"]
 
 pytestmark = [pytest.mark.s3, pytest.mark.more]
 
@@ -33,25 +42,72 @@ def state_of(manager: CFManager) -> str:
     return state
 
 
-def test_a_second_run_on_the_prefix_is_refused_and_uploads_nothing(
-    s3: S3Server, prefix: str, tmp_path: Path
+def test_a_replacement_is_refused_while_the_old_run_is_alive_and_uploads_when_it_has_ended(
+    s3: S3Server, prefix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     mirror = s3.mirror(prefix)
     first, second = Training(), Training(seed=1)
     with with_mirror(tmp_path / "first", first, mirror) as one:
         first.steps(one, 1)
         wait_uploaded(one, 1)
-        with with_mirror(tmp_path / "second", second, mirror, fresh=True) as other:
-            second.steps(other, 5)
-            is_refused = other._persistence.wait_until(
-                lambda: state_of(other) == "refused", timeout_s=DEADLINE_S
-            )
-            assert is_refused, state_of(other)
-        first.steps(one, 1)
-        wait_uploaded(one, 2)
-    assert MirrorReader(mirror).steps() == [1, 2]
-    assert CheckpointStore(tmp_path / "second").steps()[-1] == 5
-    assert MirrorReader(mirror).manifest(2) == CheckpointStore(tmp_path / "first").manifest(2)
+        other = with_mirror(tmp_path / "second", second, mirror)
+        assert other.restore()
+        second.steps(other, 1)
+        is_refused = other._persistence.wait_until(
+            lambda: state_of(other) == "refused", timeout_s=DEADLINE_S
+        )
+        assert is_refused, state_of(other)
+        first.steps(one, 4)
+    assert MirrorReader(mirror).steps()[-1] == 5
+    assert MirrorReader(mirror).manifest(5) == CheckpointStore(tmp_path / "first").manifest(5)
+    with other:
+        second.steps(other, 1)
+        is_ours = other._persistence.wait_until(
+            lambda: state_of(other) == "idle", timeout_s=DEADLINE_S
+        )
+        assert is_ours, state_of(other)
+        second.steps(other, 5)
+    assert MirrorReader(mirror).manifest(8) == CheckpointStore(tmp_path / "second").manifest(8)
+    assert sum("this run has the claim now" in one.getMessage() for one in caplog.records) == 1
+
+
+class SlowPieces:
+    """A plan of a proxy that takes ``seconds`` to pass on what is uploaded."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, method: str, path: str) -> Fault:
+        if method == "PUT" and "/objects/" in path:
+            threading.Event().wait(self.seconds)
+        return Fault.NONE
+
+
+def test_after_a_spot_notice_the_last_step_is_in_the_mirror_before_the_machine_goes(
+    s3: S3Server, prefix: str, tmp_path: Path, server: Server
+) -> None:
+    """The notice comes during an upload, and the end while the next one would be going on."""
+    upload_s = 6.0 * slowness()
+    server.answers["PUT /latest/api/token"] = (200, "token")
+    training = Training()
+    with FaultProxy(s3.port, SlowPieces(upload_s)).listening() as proxy:
+        mirror = s3.mirror(prefix, port=proxy.port)
+        settings = config(mirror=mirror, notices=("aws",), metadata_url=server.url)
+        manager = managed(tmp_path / "chk", training.chk, config=settings, chk_freq=25)
+        until_s = time.monotonic() + DEADLINE_S
+        with manager:
+            ends_at_unix_s = 0.0
+            while not manager.stopped:
+                assert time.monotonic() < until_s, manager.stats()
+                training.steps(manager, 1)
+                view = manager.stats()["mirror"]
+                if not ends_at_unix_s and view["num_uploaded"] and view["state"] == "uploading":
+                    ends_at_unix_s = time.time() + 2.8 * upload_s
+                    at = datetime.fromtimestamp(ends_at_unix_s, timezone.utc).isoformat()
+                    answer = {"action": "terminate", "time": at}
+                    server.answers[ACTION] = (200, json.dumps(answer))
+        assert MirrorReader(mirror).steps()[-1] == manager.global_step
+        assert time.time() < ends_at_unix_s
 
 
 class Switch:
@@ -59,9 +115,10 @@ class Switch:
 
     def __init__(self) -> None:
         self.is_on = True
+        self.fault = Fault.FAIL
 
     def __call__(self, method: str, path: str) -> Fault:
-        return Fault.NONE if self.is_on else Fault.FAIL
+        return Fault.NONE if self.is_on else self.fault
 
 
 @pytest.fixture
@@ -95,6 +152,51 @@ def test_what_only_the_directory_has_is_not_removed_while_the_server_is_away(
     found = MirrorReader(s3.mirror(prefix))
     assert found.steps()[-1] == 6
     assert found.verify(6) == CheckpointStore(chk_dir).manifest(6)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [("SIGUSR1", Fault.FAIL), ("SIGTERM", Fault.HANG)],
+)
+def test_a_server_that_is_away_does_not_hold_up_a_run_that_is_told_to_stop(
+    name: str,
+    fault: Fault,
+    s3: S3Server,
+    switched: tuple[FaultProxy, Switch],
+    prefix: str,
+    tmp_path: Path,
+) -> None:
+    """It would be waited for for 300 s (Mirror.wait_on_close_s); the child is given less."""
+    proxy, switch = switched
+    mirror, chk_dir = s3.mirror(prefix, port=proxy.port), tmp_path / "chk"
+    job = Job(str(chk_dir), mirror, waits_for_uploads=fault is Fault.FAIL)
+    child = Child(train_until_stopped, job, name)
+    assert child.read() == ("uploaded",)
+    switch.fault, switch.is_on = fault, False
+    child.say("go on")
+    assert child.read_all() == ([], 75)
+    assert CheckpointStore(chk_dir).steps()[-1] == 3
+    assert MirrorReader(s3.mirror(prefix)).steps() == [1]
+
+
+def test_a_run_that_only_restores_from_the_mirror_does_not_say_that_it_is_not_there(
+    s3: S3Server,
+    switched: tuple[FaultProxy, Switch],
+    prefix: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    proxy, switch = switched
+    first, training = Training(), Training(seed=1)
+    with with_mirror(tmp_path / "old", first, s3.mirror(prefix)) as manager:
+        bits = first.steps(manager, 1)
+        wait_uploaded(manager, 1)
+    mirror = s3.mirror(prefix, port=proxy.port)
+    with with_mirror(tmp_path / "new", training, mirror) as manager:
+        assert manager.restore()
+        assert training.bits() == bits[0]
+        switch.is_on = False  # what lies there is not looked at by the worker
+    assert "is not in the mirror" not in caplog.text
 
 
 def test_damage_on_the_server_is_walked_past(s3: S3Server, prefix: str, tmp_path: Path) -> None:

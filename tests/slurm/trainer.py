@@ -53,6 +53,7 @@ def main() -> None:
         notices=() if arguments.only_signals else None,
         requeue=arguments.requeue,
         takeover_s=arguments.takeover_s,
+        mirror=arguments.mirror,
         nice=0,
     )
     with CFManager(arguments.chk_dir, CFCheckpoint(**tracked), config=config) as cf_manager:
@@ -113,6 +114,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only-signals", action="store_true", help="do not ask SLURM for the end")
     parser.add_argument("--requeue", action="store_true", help="the job, when it was stopped")
     parser.add_argument("--takeover-s", type=float, help="how long to wait for the directory")
+    parser.add_argument("--mirror", help="a URL; the server is in the environment")
     return parser.parse_args()
 
 
