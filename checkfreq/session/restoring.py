@@ -186,7 +186,9 @@ class Restoring:
         """Say that a step does not validate; what is damaged in the mirror stays where it is."""
         lost = rejected.step - found.step
         if rejected.in_memory:
-            logger.warning(
+            # The memory of a snapshot is overwritten last, and a kill may come while it is.
+            logger.log(
+                logging.WARNING if lost else logging.INFO,
                 "what the run before left of step %d in memory is not used: %s; restored is step "
                 "%d from the %s",
                 rejected.step,

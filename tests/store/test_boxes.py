@@ -66,6 +66,7 @@ def test_a_box_may_be_a_whole_tensor_and_the_rest_of_it_surrounds_a_smaller_box(
         Box((1, 0), (2, 1)),
         Box((1, 2), (2, 1)),
     ]
+    assert whole.without([Box((0, 0), (1, 3))]) == [Box((1, 0), (3, 3))]
 
 
 def test_its_text_is_its_ranges() -> None:
