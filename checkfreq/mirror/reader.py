@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 #: Tries of one request, beyond those that the client makes by itself, and the pauses in between.
 _TRIES = 5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 4.0
+#: What no repetition changes: refusals, a missing bucket, what is no object or too large a one.
+_FINAL = (errno.EACCES, errno.ENOENT, errno.EFBIG, errno.ELOOP)
 _NUM_REQUESTS = 16
 #: A piece of several tensors has less than twice as much: one or two requests. Each has a buffer.
 _READ_BYTES = 8 << 20
@@ -149,9 +151,8 @@ class MirrorReader(CheckpointSource):
 
     def open_payload(self, step: int, entry: FileEntry) -> ReadFile:
         """See CheckpointSource."""
-        blobs = self._blobs(step, entry)
-        expect_size(self.where(step, entry.name), entry, sum(b.num_bytes for b in blobs))
-        return _RemoteFile(blobs, self._fetch_of(step))
+        self.check_sizes(step, [entry])
+        return _RemoteFile(self._blobs(step, entry), self._fetch_of(step))
 
     def pieces(self, step: int, entry: FileEntry) -> Sequence[Piece]:
         """See CheckpointSource."""
@@ -272,10 +273,10 @@ class _Objects:
         try:
             return self._tried(lambda: self._objects.get(key, max_bytes=most_bytes))[0]
         except StorageError as error:
-            if error.errno != errno.EFBIG:
+            if error.errno not in (errno.EFBIG, errno.ELOOP):
                 raise
             raise CorruptCheckpointError(
-                str(error.filename), check="size", expected="a small object", got=error.strerror
+                str(error.filename), check="object", expected="a small one", got=error.strerror
             ) from None
 
     def read_into(self, key: str, view: memoryview, start: int) -> None:
@@ -289,7 +290,7 @@ class _Objects:
             try:
                 return request()
             except StorageError as error:
-                if error.errno in (errno.EACCES, errno.EFBIG):
+                if error.errno in _FINAL:
                     raise
             self._sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
