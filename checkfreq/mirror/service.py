@@ -5,7 +5,8 @@ and only take notes. The thread does one act after another; an act that fails is
 pause that grows (`Backoff`), and until then nothing else is affected: commits go on.
 
 In order: the lock that keeps two workers of one directory from uploading at once, the claim on the
-prefix, and then, whenever they are due: renewing the claim, the newest checkpoint, marks, removals.
+prefix, and then, whenever they are due: renewing the claim, the newest checkpoint, marks, removals,
+reading back what checkpoints share.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class MirrorService:
         self._queue = UploadQueue(every_s=mirror.every_s)
         self._committed_here: set[int] = set()
         self._aside_after: int | None = None
-        self._removals: set[int] = set()
+        self._removals: tuple[frozenset[int], int] = frozenset(), 0
         self._marks_are_new = True
         self._end_by_s: float | None = None
         # Below: the thread's own.
@@ -116,10 +117,13 @@ class MirrorService:
             self._marks_are_new = True
             self._changed.notify()
 
-    def remove(self, steps: Collection[int]) -> None:
-        """Remove these from the mirror; the newest there always stays."""
+    def remove(self, steps: Collection[int], *, once: int) -> None:
+        """Remove these from the mirror once it has ``once``, or a later step; the newest stays.
+
+        What was asked before and is not done yet is forgotten.
+        """
         with self._changed:
-            self._removals |= set(steps)
+            self._removals = frozenset(steps), once
             self._changed.notify()
 
     def held(self) -> frozenset[int]:
@@ -191,7 +195,7 @@ class MirrorService:
             self._say(State.IDLE)
 
     def _say(self, state: State, **changes: object) -> None:
-        clean = {"problem": "", "since_s": 0.0, "held": tuple(sorted(self.held()))}
+        clean = {"problem": "", "since_s": 0.0, "damaged": "", "held": tuple(sorted(self.held()))}
         fields: dict[str, object] = {**clean, **changes, "state": state}
         self._report = replace(self._report, **fields)  # type: ignore[arg-type]
         self._tell(self._report)
@@ -247,7 +251,10 @@ class MirrorService:
             return self._upload
         if self._marks_are_new:
             return self._send_marks
-        return self._remove if self._removals else None
+        doomed, once = self._removals
+        if doomed and once <= max(self._there, default=-1):
+            return self._remove
+        return self._verify if self._uploader.has_unverified and self._end_by_s is None else None
 
     def _go_on(self) -> None:
         """Between the requests of an upload: keep the claim, and end where it is not worth it."""
@@ -445,9 +452,26 @@ class MirrorService:
         finished = marks.get(newest, StepMark()).finished
         return Finish(newest, finished) if finished or self._finish is not None else None
 
+    def _verify(self) -> None:
+        """Read back one object that checkpoints share; the newest is uploaded again if it must."""
+        damage = self._uploader.verify_next(go_on=self._go_on_verifying)
+        if damage is None:
+            return
+        step, text = damage
+        with self._changed:
+            if self._queue.next_step is None:
+                self._queue.committed(step)
+        self._say(State.IDLE, damaged=text)
+
+    def _go_on_verifying(self) -> None:
+        self._go_on()
+        with self._changed:
+            if self._end_by_s is not None:
+                raise UploadAbandonedError
+
     def _remove(self) -> None:
         with self._changed:
-            steps, self._removals = self._removals, set()
+            (steps, _), self._removals = self._removals, (frozenset(), 0)
         self._markers.remove(steps)
         self._there = self._markers.read()
         self._say(State.IDLE, **self._contents())

@@ -334,6 +334,9 @@ class Persistence:
         """
         upload_for_s = min(self._mirror.wait_on_close_s, max(0.0, timeout_s - _END_UPLOAD_S))
         was_open = self._client.has_opened
+        if (newest := self._catalog.newest) is not None:  # afterwards nobody could ask for it
+            doomed = self._mirror.to_remove(coming=newest)
+            self._client.prune_mirror(doomed, once=newest.step)
         if not self._client.close(timeout_s=timeout_s, upload_for_s=upload_for_s):
             logger.error(
                 "the persist worker did not finish within %.0f s and was killed", timeout_s
@@ -474,8 +477,7 @@ class Persistence:
                 if reply.request == "Prune":
                     self._catalog.removals_answered()
             case p.Mirrored():
-                if steps := self._mirror.take(reply.report):
-                    self._client.prune_mirror(steps)
+                self._client.prune_mirror(self._mirror.take(reply.report), once=0)
             case p.Done(request="Prune"):
                 self._catalog.removals_answered(reply.steps)
                 if reply.steps:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 import checkfreq
-from checkfreq import CFManager
+from checkfreq import CFManager, KeepLast
 from checkfreq.cli import main
 from checkfreq.errors import ConfigError, MismatchError, NoCheckpointError
 from checkfreq.mirror import layout
-from checkfreq.mirror.layout import Finish
+from checkfreq.mirror.layout import Finish, Marker
+from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror
 from checkfreq.session.staging import staging_folder
 from checkfreq.store.marks import StepMark
 from checkfreq.store.store import CheckpointStore
 from tests.contract.runs import Training, config, managed, written
 from tests.mirror.planting import Planted
+from tests.s3.program import wait_uploaded
 
 
 @pytest.fixture
@@ -40,6 +43,16 @@ def with_mirror(
     chk_dir: Path, training: Training, planted: Planted, **changes: object
 ) -> CFManager:
     return managed(chk_dir, training.chk, config=config(mirror=planted.url), **changes)
+
+
+def piece_of(planted: Planted, step: int) -> str:
+    """The key of an object that no other step names."""
+    keys = {}
+    for one in CheckpointStore(planted.folder.parent / "first").steps():
+        key = layout.marker_key(one)
+        keys[one] = Marker.decode(planted.path_of(key).read_bytes(), key=key).keys()
+    others = set().union(*(keys[one] for one in keys if one != step))
+    return min(key for key in keys[step] - others if key.startswith(layout.OBJECTS))
 
 
 def test_a_new_machine_restores_the_same_bits(
@@ -128,6 +141,24 @@ def test_the_best_step_may_be_one_that_only_the_mirror_has(
     assert all(found[name].equal(tensor) for name, tensor in expected.items())
 
 
+def test_at_the_end_the_mirror_holds_what_its_retention_keeps(tmp_path: Path) -> None:
+    bucket = tmp_path / "bucket"
+    for number in (1, 2):
+        mirror = Mirror(bucket.as_uri(), retention=KeepLast(2))
+        training = Training()
+        with managed(
+            tmp_path / "chk", training.chk, chk_freq=1, config=config(mirror=mirror)
+        ) as manager:
+            manager.restore()
+            for _ in range(3):
+                training.steps(manager, 1)
+                manager.wait()
+                wait_uploaded(manager, manager.global_step)
+            training.steps(manager, 1)
+        assert len(CheckpointStore(tmp_path / "chk").steps()) > 2
+        assert MirrorReader(mirror).steps() == [4 * number - 1, 4 * number]
+
+
 class TestUrls:
     def test_load_returns_what_the_directory_holds(self, tmp_path: Path, planted: Planted) -> None:
         for path in (planted.url, planted.mirror):
@@ -168,6 +199,36 @@ class TestUrls:
     ) -> None:
         assert main(["ls", (tmp_path / "nothing").as_uri()]) == 1
         assert "holds no checkpoint" in capsys.readouterr().err
+
+    def test_an_object_that_was_cut_short_is_damage_and_the_other_steps_are_checked_too(
+        self, planted: Planted, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        piece = piece_of(planted, 2)
+        planted.put(piece, planted.path_of(piece).read_bytes()[:-1])
+        assert main(["verify", planted.url]) == 1
+        said = capsys.readouterr().out.splitlines()
+        assert [line.split(",")[0][:16] for line in said] == [
+            *("step 1: ok", "step 2: DAMAGED:", "step 3: ok")
+        ]
+        assert f"{planted.url}/{piece}: size in bytes" in said[1]
+
+    def test_a_fifo_in_a_folder_is_damage_and_nobody_waits_for_it(
+        self, planted: Planted, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        manifest = next(planted.folder.glob("manifests/step-00000001-*"))
+        for path in (
+            planted.path_of(piece_of(planted, 2)),
+            manifest,
+            planted.path_of("marks.json"),
+        ):
+            path.unlink(missing_ok=True)
+            os.mkfifo(path)
+        for verb in (["ls"], ["show", "3"], ["verify"]):
+            status = main([verb[0], planted.url, *verb[1:]])
+            assert (status, verb) in [(0, ["ls"]), (0, ["show", "3"]), (1, ["verify"])]
+        said = capsys.readouterr().out
+        assert said.count("DAMAGED") == 2
+        assert "found a FIFO, socket or device" in said
 
     def test_a_url_that_is_none_is_status_2(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["ls", "ftp://host/x"]) == 2

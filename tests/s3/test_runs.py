@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
-from checkfreq import CFManager, KeepLast
+from checkfreq import CFCheckpoint, CFManager, KeepLast
 from checkfreq.errors import StorageError
 from checkfreq.mirror import layout
+from checkfreq.mirror.claim import ClaimKeeper
 from checkfreq.mirror.client import RemoteObjects
 from checkfreq.mirror.layout import Marker
 from checkfreq.mirror.reader import MirrorReader
@@ -118,6 +121,78 @@ def test_damage_on_the_server_is_walked_past(s3: S3Server, prefix: str, tmp_path
         assert manager.restore()
         assert manager.global_step == 1
         assert training.bits() == bits[0]
+
+
+def test_a_frozen_weight_that_was_damaged_on_its_way_is_sent_again(
+    s3: S3Server,
+    switched: tuple[FaultProxy, Switch],
+    prefix: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    proxy, _ = switched
+    num_large: list[str] = []
+
+    def flip_first(method: str, path: str, body: bytes) -> bytes:
+        if method != "PUT" or len(body) < 8 << 20:
+            return body
+        num_large.append(path)
+        return body if len(num_large) > 1 else body[:-1] + bytes([body[-1] ^ 1])
+
+    proxy.change = flip_first
+    model = nn.ModuleDict({"frozen": nn.Linear(1536, 1536).requires_grad_(False)})
+    model["head"] = nn.Linear(2, 2)
+    chk = CFCheckpoint(model=model, optimizer=torch.optim.SGD(model["head"].parameters(), lr=0.1))
+    mirror = s3.mirror(prefix, port=proxy.port)
+    with managed(tmp_path / "chk", chk, config=config(mirror=mirror), chk_freq=99) as manager:
+        for step in range(1, 5):
+            model["head"](torch.ones(2)).sum().backward()
+            manager.weight_update()
+            manager.step()
+            manager.save(wait=True)
+            wait_uploaded(manager, step)
+            if step == 2:  # the first that names what the one before sent
+                assert manager._persistence.wait_until(
+                    lambda: manager.stats()["mirror"]["num_uploaded"] > 2, timeout_s=DEADLINE_S
+                )
+    assert len(num_large) == 2
+    assert "is sent again: objects/" in caplog.text
+    source = MirrorReader(s3.mirror(prefix))
+    for step in source.steps():
+        source.verify(step)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda proxy: proxy.drops.add("range"), "cannot be read back in parts"),
+        (
+            lambda proxy: setattr(proxy, "refuses", (403, "RequestTimeTooSkewed")),
+            "this machine's clock is wrong",
+        ),
+    ],
+)
+def test_a_server_that_cannot_be_a_mirror_is_found_at_the_start(
+    spoil: Callable[[FaultProxy], None],
+    said: str,
+    switched: tuple[FaultProxy, Switch],
+    s3: S3Server,
+    prefix: str,
+) -> None:
+    proxy, _ = switched
+    spoil(proxy)
+    with pytest.raises(StorageError, match=said):
+        ClaimKeeper(RemoteObjects(s3.mirror(prefix, port=proxy.port)), run="one").take()
+
+
+def test_a_bucket_that_is_not_there_is_said_to_be_missing(s3: S3Server) -> None:
+    mirror = Mirror("s3://no-such-bucket/run", options=s3.options())
+    for call in (
+        lambda: ClaimKeeper(RemoteObjects(mirror), run="one").take(),
+        lambda: MirrorReader(mirror).steps(),
+    ):
+        with pytest.raises(StorageError, match="there is no such bucket: create it"):
+            call()
 
 
 def test_a_restore_with_credentials_that_are_not_accepted_says_so_without_them(
