@@ -107,6 +107,14 @@ class PersistError(CheckFreqError):
         super().__init__(message + detail)
 
 
+_OUTAGES = frozenset(
+    {
+        *(errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT),
+        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH),
+    }
+)
+
+
 class WorkerDiedError(PersistError):
     """The worker process died, or stopped answering, before the snapshot was on disk."""
 
@@ -117,6 +125,11 @@ class StorageError(CheckFreqError, OSError):
     ``errno`` and ``filename`` are those of the OSError. Not a sign of corruption: try again once
     the storage works.
     """
+
+    @property
+    def is_outage(self) -> bool:
+        """Whether a disk or a server did not answer, which may pass by itself."""
+        return self.errno in _OUTAGES
 
     def __reduce__(self) -> tuple[Callable[..., CheckFreqError], tuple[Any, ...]]:
         # OSError does not keep the path in ``args``.

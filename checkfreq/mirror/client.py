@@ -181,7 +181,7 @@ class RemoteObjects:
         return 1 if self._mirror.max_bytes_per_s else _PARTS_AT_A_TIME
 
     def _require_regular(self, key: str) -> None:
-        """In a folder: ForeignEntryError for a FIFO, which the client would wait for without end."""
+        """In a folder: ForeignEntryError for a FIFO, for which the client would wait for ever."""
         if self._folder is not None:
             LocalFileOps(self._folder).file_size(self._folder / key)
 

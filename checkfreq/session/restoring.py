@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection
 from functools import partial
 
-from checkfreq.errors import CheckFreqError, CorruptCheckpointError
+from checkfreq.errors import CheckFreqError, CorruptCheckpointError, StorageError
 from checkfreq.policy.best import BestName
 from checkfreq.ranks.coordinator import Restored
 from checkfreq.restore.apply import RestorePlan, prepare
@@ -18,6 +18,7 @@ from checkfreq.session.session import Session
 from checkfreq.state.positions import by_name
 from checkfreq.store.marks import StepMark
 from checkfreq.store.source import NONE_VALID, Rejected
+from checkfreq.supervisor.board import State
 
 logger = logging.getLogger("checkfreq.manager")
 
@@ -117,10 +118,14 @@ class Restoring:
             may_arrive_in_part=self._is_copied,
             held=self._pipeline.inheritance.held,
         )
+        self._progress.is_cut_off = False
         try:
             return self._coordinator.restore(restorer, step, loading, chk=self._session.chk)
         except BaseException as error:
             self._progress.spoiled = loading.spoiled
+            self._progress.is_cut_off = isinstance(error, StorageError) and error.is_outage
+            if self._progress.is_cut_off:
+                self._session.reporter.end(State.CUT_OFF)
             if not isinstance(error, CheckFreqError):
                 raise
             if self._progress.spoiled or not self._is_no_checkpoint(error):

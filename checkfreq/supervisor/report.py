@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from checkfreq.supervisor.board import Record
+from checkfreq.supervisor.board import Record, State
 from checkfreq.supervisor.processes import Ended
 from checkfreq.supervisor.progress import by_directory
 
@@ -30,9 +30,15 @@ class PastRun:
         """The latest step that it reached; None if that is not known."""
         return max((record.step for record in self.records if record.has_begun), default=None)
 
+    @property
+    def is_outage(self) -> bool:
+        """Whether it ended since its checkpoints could not be read, which is no crash."""
+        return any(record.state is State.CUT_OFF for record in self.records)
+
     def __str__(self) -> str:
         """``exit by SIGKILL at step 4711``."""
-        return f"{self.ended}" + ("" if self.step is None else f" at step {self.step}")
+        why = " (its checkpoints cannot be reached)" if self.is_outage else ""
+        return f"{self.ended}{why}" + ("" if self.step is None else f" at step {self.step}")
 
 
 def went_on(records: Sequence[Record]) -> float | None:

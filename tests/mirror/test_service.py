@@ -226,7 +226,7 @@ def test_a_shared_object_that_was_damaged_on_its_way_is_found_and_sent_again(
     for step in (1, 2):
         commit(store, step, {"m.safetensors": {"w": noise(100), "frozen": frozen}})
         service.committed(step)
-        report = reports.wait_for(lambda report: report.uploaded_step == step or report.damaged)
+        reports.wait_for(uploaded(step))
     report = reports.wait_for(lambda report: bool(report.damaged))
     assert "was read back with the digest" in report.damaged
     reports.wait_for(lambda report: report.num_uploaded == 3)

@@ -23,6 +23,7 @@ from tests.contract.runs import Training, config, managed
 from tests.s3.program import DEADLINE_S, wait_uploaded
 from tests.s3.proxy import Fault, FaultProxy
 from tests.s3.server import SECRET, S3Server, running
+from tests.supervisor.supervised import Supervised
 
 pytestmark = [pytest.mark.s3, pytest.mark.more]
 
@@ -183,6 +184,39 @@ def test_a_server_that_cannot_be_a_mirror_is_found_at_the_start(
     spoil(proxy)
     with pytest.raises(StorageError, match=said):
         ClaimKeeper(RemoteObjects(s3.mirror(prefix, port=proxy.port)), run="one").take()
+
+
+RESTORING = """
+import torch
+from checkfreq import CFCheckpoint, CFConfig, CFManager, Mirror
+from checkfreq.errors import StorageError
+
+if __name__ == "__main__":
+    model = torch.nn.Linear(2, 2)
+    mirror = Mirror({url!r}, options={options!r})
+    manager = CFManager(chk_dir, CFCheckpoint(model=model), config=CFConfig(mirror=mirror))
+    try:
+        manager.restore()
+    except StorageError:
+        note("away")
+        raise
+    manager.close()
+"""
+
+
+def test_a_run_that_finds_the_server_away_is_started_again_and_not_counted(
+    s3: S3Server, switched: tuple[FaultProxy, Switch], prefix: str, tmp_path: Path
+) -> None:
+    proxy, switch = switched
+    switch.is_on = False
+    mirror = s3.mirror(prefix, port=proxy.port)
+    program = RESTORING.format(url=mirror.url, options=dict(mirror.options or {}))
+    run = Supervised(tmp_path, program, "--max-restarts=0")
+    run.wait_for("away")
+    switch.is_on = True
+    status, said = run.end()
+    assert status == 0, run.errors
+    assert said[0].startswith("restart 1 after exit status 1 (its checkpoints cannot be reached)")
 
 
 def test_a_bucket_that_is_not_there_is_said_to_be_missing(s3: S3Server) -> None:
