@@ -107,14 +107,6 @@ class PersistError(CheckFreqError):
         super().__init__(message + detail)
 
 
-_OUTAGES = frozenset(
-    {
-        *(errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT),
-        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH),
-    }
-)
-
-
 class WorkerDiedError(PersistError):
     """The worker process died, or stopped answering, before the snapshot was on disk."""
 
@@ -125,11 +117,6 @@ class StorageError(CheckFreqError, OSError):
     ``errno`` and ``filename`` are those of the OSError. Not a sign of corruption: try again once
     the storage works.
     """
-
-    @property
-    def is_outage(self) -> bool:
-        """Whether a disk or a server did not answer, which may pass by itself."""
-        return self.errno in _OUTAGES
 
     def __reduce__(self) -> tuple[Callable[..., CheckFreqError], tuple[Any, ...]]:
         # OSError does not keep the path in ``args``.
@@ -147,6 +134,20 @@ class ForeignEntryError(StorageError):
         """For what is at ``path``: ``kind`` is "a symbolic link" or the like."""
         text = f"found {kind}, which is not followed, read or written inside a checkpoint directory"
         return cls(errno.ELOOP, f"{text}; remove it", str(path))
+
+
+#: A disk or a server did not answer.
+_OUTAGES = frozenset(
+    {
+        *(errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT),
+        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH),
+    }
+)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether a disk or a server did not answer, which may pass by itself."""
+    return isinstance(error, OSError) and error.errno in _OUTAGES
 
 
 #: What to do about errors whose own text does not explain them.
