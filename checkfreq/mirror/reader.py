@@ -60,6 +60,11 @@ class MirrorReader(CheckpointSource):
         self._sizes: dict[str, int] = {}
 
     @property
+    def mirror(self) -> Mirror:
+        """Where it reads."""
+        return self._mirror
+
+    @property
     def name(self) -> str:
         """The URL."""
         return self._mirror.url

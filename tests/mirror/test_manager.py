@@ -12,6 +12,8 @@ from checkfreq import CFManager, KeepLast
 from checkfreq.cli import main
 from checkfreq.errors import ConfigError, MismatchError, NoCheckpointError
 from checkfreq.mirror import layout
+from checkfreq.mirror.claim import ClaimKeeper
+from checkfreq.mirror.client import RemoteObjects
 from checkfreq.mirror.layout import Finish, Marker
 from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror
@@ -234,11 +236,42 @@ class TestUrls:
         assert main(["ls", "ftp://host/x"]) == 2
         assert "expected s3://" in capsys.readouterr().err
 
-    def test_prune_wants_a_directory(
+    def test_prune_and_pin_change_what_lies_there(
         self, planted: Planted, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert main(["prune", planted.url, "--last", "1"]) == 2
-        assert "a mirror is pruned by its run" in capsys.readouterr().err
+        assert main(["pin", planted.url, "1"]) == 0
+        assert main(["prune", planted.url, "--last", "1", "--dry-run"]) == 0
+        assert main(["prune", planted.url, "--last", "1"]) == 0
+        assert "step 2: would be removed" in (said := capsys.readouterr().out)
+        assert "1 removed, 2 kept" in said
+        assert MirrorReader(planted.mirror).steps() == [1, 3]
+        assert main(["verify", planted.url]) == 0
+        assert main(["unpin", planted.url, "1"]) == 0
+        assert main(["prune", planted.url, "--last", "1"]) == 0
+        assert MirrorReader(planted.mirror).steps() == [3]
+        assert not list(planted.folder.glob("claim.json*"))
+
+    def test_quarantine_sets_a_step_aside(
+        self, planted: Planted, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["quarantine", planted.url, "3", "--reason", "loss was NaN"]) == 0
+        assert "newest that is left: step 2" in capsys.readouterr().out
+        (reason,) = planted.folder.glob("superseded/step-00000003-*.txt")
+        assert reason.read_text() == "loss was NaN\n"
+        planted.path_of(layout.marker_key(3)).write_bytes(reason.with_suffix(".json").read_bytes())
+        assert main(["verify", planted.url]) == 0  # no object of it was removed
+
+    @pytest.mark.parametrize("verb", [["prune", "--last=1"], ["pin", "1"]])
+    def test_beside_a_run_nothing_is_changed(
+        self, planted: Planted, capsys: pytest.CaptureFixture[str], verb: list[str]
+    ) -> None:
+        claim = ClaimKeeper(RemoteObjects(planted.mirror), run="one")
+        claim.take()
+        assert main([verb[0], planted.url, *verb[1:]]) == 2
+        assert "is in use by run one" in capsys.readouterr().err
+        assert MirrorReader(planted.mirror).steps() == [1, 2, 3]
+        assert MirrorReader(planted.mirror).marks() == {}
+        assert claim.renew()
 
 
 class TestStaging:
@@ -256,6 +289,23 @@ class TestStaging:
             assert manager.restore()
             assert training.bits() == bits[2]
             assert manager.latest_step() == 3
+
+    def test_log_and_report_find_the_directory_of_a_url(
+        self,
+        tmp_path: Path,
+        planted: Planted,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        assert main(["log", planted.url]) == 1
+        assert "for this URL this machine has none" in capsys.readouterr().err
+        training = Training(seed=1)
+        with managed(planted.url, training.chk, config=config()) as manager:
+            manager.restore()
+        assert main(["log", planted.url]) == 0
+        assert "training goes on from step 3 (mirror)" in capsys.readouterr().out
+        assert main(["report", "--json", planted.url]) == 0
 
     def test_the_directory_is_the_urls_own(self, tmp_path: Path, planted: Planted) -> None:
         for url in (planted.url, planted.url + "-2", planted.url + "/"):

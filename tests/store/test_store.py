@@ -553,9 +553,7 @@ def test_a_directory_with_only_quarantined_steps_did_hold_one(store: CheckpointS
 
 
 @pytest.mark.parametrize("error", [ConfigError("newer"), inject(errno.EACCES)])
-def test_other_errors_are_never_walked_past(
-    store: CheckpointStore, error: Exception
-) -> None:
+def test_other_errors_are_never_walked_past(store: CheckpointStore, error: Exception) -> None:
     def check(step: int) -> Manifest:
         if step == 2:
             raise error
