@@ -163,6 +163,10 @@ class Uploader:
         self._note_links(marker, work)
         return Uploaded(marker, work.sent_bytes, self._clock() - start_s)
 
+    def close(self) -> None:
+        """End the threads, once what they send is sent."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
     # ---- what is named and not sent
 
     @property
@@ -185,15 +189,14 @@ class Uploader:
 
     def _what_is_wrong(self, blob: Blob, go_on: Callable[[], None]) -> str:
         digest = xxhash.xxh3_128()
-        try:
-            for start in range(0, blob.num_bytes, _CHUNK_BYTES):
-                go_on()
-                chunk = memoryview(bytearray(min(_CHUNK_BYTES, blob.num_bytes - start)))
-                self._bandwidth.wait_for(len(chunk))
+        for start in range(0, blob.num_bytes, _CHUNK_BYTES):
+            go_on()
+            chunk = memoryview(bytearray(min(_CHUNK_BYTES, blob.num_bytes - start)))
+            try:
                 self._remote.read_into(blob.key, chunk, start=start)
-                digest.update(chunk)
-        except OSError as error:
-            return f"{blob.key} cannot be read back: {error}"
+            except OSError as error:
+                return f"{blob.key} cannot be read back: {error}"
+            digest.update(chunk)
         got = digest.hexdigest()
         return "" if got == blob.digest else f"{blob.key} was read back with the digest {got}"
 
@@ -205,10 +208,6 @@ class Uploader:
         self._unverified = deque(one for one in self._unverified if one[1].key in linked)
         self._unverified += ((marker.step, b) for k, b in linked.items() if k not in self._links)
         self._links = {key: self._links.get(key, 0) + 1 for key in linked}
-
-    def close(self) -> None:
-        """End the threads, once what they send is sent."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
 
     # ---- pieces
 

@@ -271,6 +271,7 @@ def newest_valid(
             except OSError as error:
                 if not is_outage(error):
                     raise
+                source.steps()  # raises where nothing can be read there, as in an outage
                 error = error.with_traceback(None)
                 rejected.append(Rejected(step, error, is_here=False))
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from checkfreq.mirror.client import RemoteObjects
 from checkfreq.mirror.layout import Marker
 from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror
+from checkfreq.restore.found import FoundCheckpoint
+from checkfreq.restore.restorer import Restorer
 from checkfreq.store.store import CheckpointStore
 from tests.contract.runs import Training, config, managed
 from tests.s3.program import DEADLINE_S, wait_uploaded
@@ -217,6 +220,29 @@ def test_a_run_that_finds_the_server_away_is_started_again_and_not_counted(
     status, said = run.end()
     assert status == 0, run.errors
     assert said[0].startswith("restart 1 after exit status 1 (its checkpoints cannot be reached)")
+
+
+def test_a_server_that_goes_away_in_the_middle_of_a_restore_loses_nothing(
+    s3: S3Server, switched: tuple[FaultProxy, Switch], prefix: str, tmp_path: Path
+) -> None:
+    """The directory has an older step, which is not what the run was at."""
+    proxy, switch = switched
+    training = Training()
+    with with_mirror(tmp_path / "chk", training, s3.mirror(prefix)) as manager:
+        for step in (1, 2):
+            training.steps(manager, 1)
+            wait_uploaded(manager, step)
+    shutil.rmtree(tmp_path / "chk" / "step-00000002")
+    mirror = s3.mirror(prefix, port=proxy.port)
+    source = MirrorReader(mirror, sleep=lambda seconds: None)
+
+    def look(found: FoundCheckpoint) -> None:
+        if found.remote is not None:
+            switch.is_on = False
+            found.reader.verify(found.files)
+
+    with pytest.raises(StorageError):
+        Restorer(tmp_path / "chk", remote=source, shows_progress=False).find(None, look)
 
 
 def test_a_bucket_that_is_not_there_is_said_to_be_missing(s3: S3Server) -> None:
