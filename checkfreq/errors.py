@@ -147,6 +147,20 @@ class ForeignEntryError(StorageError):
         return cls(errno.ELOOP, f"{text}; remove it", str(path))
 
 
+#: A disk or a server did not answer.
+_OUTAGES = frozenset(
+    {
+        *(errno.EIO, errno.EREMOTEIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT),
+        *(errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH),
+    }
+)
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether a disk or a server did not answer, which may pass by itself."""
+    return isinstance(error, OSError) and error.errno in _OUTAGES
+
+
 #: What to do about errors whose own text does not explain them.
 _HINTS = {
     errno.EMFILE: "raise the limit on open files (ulimit -n)",

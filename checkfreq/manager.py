@@ -487,8 +487,9 @@ class CFManager:
         ``keep=("scheduler.T_max", "optimizer.lr")`` for a longer schedule and a new rate: a WARNING
         names those that differ from the run's first start.
 
-        Newer checkpoints that do not validate are reported and quarantined. After restoring an
-        older ``step``, the first commit sets the later ones aside. A run that was finished at the
+        Newer checkpoints that do not validate are reported and quarantined; one that cannot be read
+        is reported and left as it is. After restoring an older ``step``, or past one that cannot be
+        read, the first commit sets the later ones aside. A run that was finished at the
         restored step stays finished unless ``reopen`` is set.
 
         Raises StateError once iteration began, NoCheckpointError for a step that does not exist,

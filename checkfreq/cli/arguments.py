@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 from click.shell_completion import CompletionItem
 
-from checkfreq.errors import CheckFreqError, ConfigError
+from checkfreq.errors import CheckFreqError, ConfigError, NoCheckpointError
 from checkfreq.store.fileops import user_path
 from checkfreq.store.source import CheckpointSource
 from checkfreq.store.store import CheckpointStore
@@ -25,11 +25,11 @@ _IS_BEST = "best:"
 
 
 class _Directory(_Type):
-    """What `DIRECTORY` and, with ``mirrors``, `SOURCE` are."""
+    """What `DIRECTORY`, `RECORDS` and `SOURCE` are, by what becomes of a URL."""
 
-    def __init__(self, *, mirrors: bool) -> None:
-        self.name = "directory or URL" if mirrors else "directory"
-        self._mirrors = mirrors
+    def __init__(self, *, url: Callable[[str], CheckpointSource] | None = None) -> None:
+        self.name = "directory" if url is None else "directory or URL"
+        self._url = url
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -39,21 +39,36 @@ class _Directory(_Type):
             return source
         if "://" not in value:
             return CheckpointStore(user_path(value))
-        if not self._mirrors:
+        if self._url is None:
             verb = "it" if ctx is None else ctx.info_name
-            raise ConfigError(
-                f"{verb}: expected a directory, got {value}: a mirror is pruned by its run, and "
-                "changed by nobody else"
-            )
-        from checkfreq.mirror.reader import MirrorReader
-        from checkfreq.mirror.settings import Mirror
-
-        return MirrorReader(Mirror(value))
+            raise ConfigError(f"{verb}: expected a directory, got {value}")
+        return self._url(value)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         return [CompletionItem(incomplete, type="dir")]
+
+
+def _mirror_at(url: str) -> CheckpointSource:
+    from checkfreq.mirror.reader import MirrorReader
+    from checkfreq.mirror.settings import Mirror
+
+    return MirrorReader(Mirror(url))
+
+
+def _directory_for(url: str) -> CheckpointSource:
+    """The directory of this machine to which ``CFManager(url)`` commits."""
+    from checkfreq.config import CFConfig
+    from checkfreq.session.staging import staged
+
+    store = CheckpointStore(staged(url, CFConfig())[0])
+    if not store.ops.is_dir(store.root):
+        raise NoCheckpointError(
+            f"{url}: what happened is recorded in the directory that a run commits to, and for "
+            f"this URL this machine has none ({store.root}): give the directory"
+        )
+    return store
 
 
 class _Step(_Type):
@@ -128,9 +143,11 @@ def example(*lines: str) -> str:
 
 
 #: A chk_dir or the URL of a mirror, as a CheckpointSource.
-SOURCE = _Directory(mirrors=True)
-#: A chk_dir, as a CheckpointStore; ConfigError for a mirror.
-DIRECTORY = _Directory(mirrors=False)
+SOURCE = _Directory(url=_mirror_at)
+#: A chk_dir, or a URL that was given to a CFManager on this machine, as a CheckpointStore.
+RECORDS = _Directory(url=_directory_for)
+#: A chk_dir, as a CheckpointStore; ConfigError for a URL.
+DIRECTORY = _Directory()
 #: 1200 and step-00001200/ as a number; "best:METRIC" as it is (`checkpoints.resolved` finds it).
 STEP = _Step()
 #: 200GiB as a number of bytes.
@@ -141,4 +158,5 @@ json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON, for other programs."
 )
 source_argument = click.argument("source", metavar="DIR|URL", type=SOURCE)
+records_argument = click.argument("store", metavar="DIR|URL", type=RECORDS)
 directory_argument = click.argument("store", metavar="DIR", type=DIRECTORY)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import click
 
 from checkfreq.cli import text
-from checkfreq.cli.arguments import directory_argument, example, json_option
+from checkfreq.cli.arguments import example, json_option, records_argument
 from checkfreq.cli.checkpoints import require_directory
 from checkfreq.cli.telling import Event, Ordinary, Teller
 from checkfreq.errors import printable
@@ -21,7 +21,7 @@ _LOOK_S = 0.5
 @click.command(
     "log", epilog=example("checkfreq log chk/", "checkfreq log chk/ --last 1 --all --follow")
 )
-@directory_argument
+@records_argument
 @click.option("--all", "is_all", is_flag=True, help="Tell every checkpoint, also of many in a row.")
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Tell the last N runs alone.")
 @click.option("--follow", is_flag=True, help="Go on telling what happens, until Ctrl-C.")

@@ -8,35 +8,36 @@ from checkfreq.cli import text
 from checkfreq.cli.checkpoints import resolved
 from checkfreq.cli.locking import locked
 from checkfreq.store.marks import StepMark
-from checkfreq.store.store import CheckpointStore
+from checkfreq.store.source import CheckpointSource
 
 
 def set_pins(
-    store: CheckpointStore, steps: Sequence[int | str], *, keep: bool, as_json: bool
+    source: CheckpointSource, steps: Sequence[int | str], *, keep: bool, as_json: bool
 ) -> int:
     """Pin or unpin the steps, all or none, and say which were changed."""
-    numbers = list(dict.fromkeys(_existing(store, step) for step in steps))
+    numbers = list(dict.fromkeys(_existing(source, step) for step in steps))
     # A run knows the pins that it found when it began and those it made: it would not see this one.
-    example = store.path(numbers[0]).name
-    otherwise = (
-        "A run reads pins when it begins, so it would not see this one. Do it once the run has "
-        "ended; or call cf_manager.save(keep=True) in it, which pins the step it is at. To have a "
-        f"step in any case, link its files: cp -al {store.path(numbers[0])} ../{example}"
-        if keep
-        else "A run reads pins when it begins. Do it once the run has ended"
-    )
-    with locked(store, otherwise=otherwise):
-        numbers = list(dict.fromkeys(_existing(store, step) for step in steps))
-        marks = store.marks()
+    otherwise = "A run reads pins when it begins. Do it once the run has ended"
+    if keep:
+        otherwise += "; or call cf_manager.save(keep=True) in it, which pins the step it is at"
+    if keep and source.is_local:
+        path = source.where(numbers[0])
+        otherwise += (
+            ". To have a step in any case, link its files: "
+            f"cp -al {path} ../{path.rpartition('/')[2]}"
+        )
+    with locked(source, otherwise=otherwise) as target:
+        numbers = list(dict.fromkeys(_existing(source, step) for step in steps))
+        marks = target.marks()
         changed = [n for n in numbers if marks.get(n, StepMark()).keep is not keep]
         for step in changed:
-            store.add_mark(step, keep=keep)
+            target.add_mark(step, keep=keep)
     for step in numbers:
         _tell(step, keep=keep, changed=step in changed, as_json=as_json)
     return 0
 
 
-def _existing(store: CheckpointStore, step: int | str) -> int:
+def _existing(store: CheckpointSource, step: int | str) -> int:
     number = resolved(store, step)
     store.require(number)
     return number

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from checkfreq.cli import text
-from checkfreq.cli.arguments import SIZE, directory_argument, example, json_option
+from checkfreq.cli.arguments import SIZE, example, json_option, source_argument
 from checkfreq.cli.checkpoints import require_directory
 from checkfreq.cli.locking import locked
 from checkfreq.errors import ConfigError, NoCheckpointError
@@ -27,7 +27,7 @@ from checkfreq.policy.retention import (
     Retention,
 )
 from checkfreq.policy.retention_info import CheckpointInfo
-from checkfreq.store.store import CheckpointStore
+from checkfreq.store.source import CheckpointSource
 from checkfreq.types import size_text
 
 _OTHERWISE = "A run removes checkpoints itself, as its retention says; --dry-run works beside it"
@@ -38,9 +38,10 @@ _OTHERWISE = "A run removes checkpoints itself, as its retention says; --dry-run
     epilog=example(
         "checkfreq prune chk/ --dry-run",
         "checkfreq prune chk/ --last 3 --best loss --every-hours 24",
+        "checkfreq prune s3://bucket/run --last 2",
     ),
 )
-@directory_argument
+@source_argument
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed; takes no lock.")
 @click.option("--last", type=int, metavar="N", help="Keep the newest N.")
 @click.option(
@@ -56,34 +57,34 @@ _OTHERWISE = "A run removes checkpoints itself, as its retention says; --dry-run
     "--within", type=SIZE, metavar="SIZE", help="Keep no more than SIZE in all, like 200GiB."
 )
 @json_option
-def command(store: CheckpointStore, dry_run: bool, as_json: bool, **keep: Any) -> int:
+def command(source: CheckpointSource, dry_run: bool, as_json: bool, **keep: Any) -> int:
     """Remove the checkpoints that are not to be kept.
 
     Each option keeps something, and what none keeps is removed. Without any, that is what a run
     keeps by default, whatever room the disk has. Pinned checkpoints always stay. Refused beside a
     run, unless with --dry-run.
     """
-    require_directory(store)
+    require_directory(source)
     policy = _policy(Keep(**keep))
     if dry_run:
-        infos = _infos(store)
+        infos = _infos(source)
         _tell(infos, policy.to_remove(infos), "would be removed", as_json=as_json)
         return 0
-    with locked(store, otherwise=_OTHERWISE):
-        infos = _infos(store)
+    with locked(source, otherwise=_OTHERWISE) as target:
+        infos = _infos(source)
         doomed = policy.to_remove(infos)
         _tell(infos, doomed, "removed", as_json=as_json)
-        removed = store.prune(doomed)
+        removed = target.prune(doomed)
     if not as_json:
         print(f"{len(removed)} removed, {len(infos) - len(removed)} kept", flush=True)
     return 0
 
 
-def _infos(store: CheckpointStore) -> list[CheckpointInfo]:
+def _infos(source: CheckpointSource) -> list[CheckpointInfo]:
     """The checkpoints that retention knows of. A step that cannot be read is left alone."""
-    found = [*listed(store, store.manifest).values()]
+    found = [*listed(source, source.manifest).values()]
     if not found:
-        raise NoCheckpointError(f"{store.root} holds no checkpoint that can be read")
+        raise NoCheckpointError(f"{source.name} holds no checkpoint that can be read")
     return found
 
 

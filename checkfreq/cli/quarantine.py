@@ -5,10 +5,11 @@ from __future__ import annotations
 import click
 
 from checkfreq.cli import text
-from checkfreq.cli.arguments import STEP, directory_argument, example, json_option
+from checkfreq.cli.arguments import STEP, example, json_option, source_argument
 from checkfreq.cli.checkpoints import resolved
 from checkfreq.cli.locking import locked
 from checkfreq.events import Event, EventLog
+from checkfreq.store.source import CheckpointSource
 from checkfreq.store.store import CheckpointStore
 
 _OTHERWISE = (
@@ -21,24 +22,25 @@ _OTHERWISE = (
     "quarantine",
     epilog=example('checkfreq quarantine chk/ 1200 --reason "loss was already NaN"'),
 )
-@directory_argument
+@source_argument
 @click.argument("step", metavar="STEP", type=STEP)
 @click.option("--reason", required=True, metavar="TEXT", help="Why; stored beside it.")
 @json_option
-def command(store: CheckpointStore, step: int | str, reason: str, as_json: bool) -> int:
+def command(source: CheckpointSource, step: int | str, reason: str, as_json: bool) -> int:
     """Move a checkpoint to quarantine/, so that no restore takes it.
 
-    Nothing is removed: move the directory back to undo it. A copy in a mirror stays as it is.
-    Refused beside a run.
+    Nothing is removed: move the directory back to undo it. A copy in a mirror stays as it is: give
+    the URL too, where its marker is moved to superseded/. Refused beside a run.
     """
-    number = resolved(store, step)
-    store.require(number)
-    with locked(store, otherwise=_OTHERWISE):
-        store.require(number)
-        path = store.quarantine(number, reason)
-        events = EventLog(store.root / "events.jsonl", store.ops)
-        events.append(Event("quarantined", number, {"reason": reason, "by": "user"}))
-    left = store.steps()
+    number = resolved(source, step)
+    source.require(number)
+    with locked(source, otherwise=_OTHERWISE) as target:
+        source.require(number)
+        path = target.quarantine(number, reason)
+        if isinstance(target, CheckpointStore):
+            events = EventLog(target.root / "events.jsonl", target.ops)
+            events.append(Event("quarantined", number, {"reason": reason, "by": "user"}))
+    left = source.steps()
     if as_json:
         record = {"step": number, "path": str(path), "newest_left": left[-1] if left else None}
         print(text.json_of(record, indent=None))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from checkfreq.cli import text
-from checkfreq.cli.arguments import directory_argument, example, json_option
+from checkfreq.cli.arguments import example, json_option, records_argument
 from checkfreq.errors import ConfigError, storage_errors
 from checkfreq.store.gc_pause import gc_paused
 from checkfreq.store.store import CheckpointStore
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         "checkfreq report --json chk/",
     ),
 )
-@directory_argument
+@records_argument
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import click
 
-from checkfreq.cli.arguments import STEP, directory_argument, example, json_option
+from checkfreq.cli.arguments import STEP, example, json_option, source_argument
 from checkfreq.cli.pinning import set_pins
-from checkfreq.store.store import CheckpointStore
+from checkfreq.store.source import CheckpointSource
 
 
 @click.command("unpin", epilog=example("checkfreq unpin chk/ 1200"))
-@directory_argument
+@source_argument
 @click.argument("steps", metavar="STEP ...", type=STEP, nargs=-1, required=True)
 @json_option
-def command(store: CheckpointStore, steps: tuple[int | str, ...], as_json: bool) -> int:
+def command(source: CheckpointSource, steps: tuple[int | str, ...], as_json: bool) -> int:
     """Unpin checkpoints: what retention does not keep is removed at the next commit or prune.
 
     STEP is 1200, step-00001200/ or best:METRIC[:max|:min]. Refused beside a run.
     """
-    return set_pins(store, steps, keep=False, as_json=as_json)
+    return set_pins(source, steps, keep=False, as_json=as_json)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from checkfreq.cli.arguments import directory_argument, example, json_option
+from checkfreq.cli.arguments import example, json_option, records_argument
 from checkfreq.errors import storage_errors
 from checkfreq.store.store import CheckpointStore
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         "checkfreq watch --textfile /var/lib/node_exporter/checkfreq.prom chk/",
     ),
 )
-@directory_argument
+@records_argument
 @click.option("--once", is_flag=True, help="Print the figures once.")
 @click.option(
     "--every",

@@ -5,8 +5,9 @@ own (the same checkpoint directory: its lock allows one worker), and otherwise o
 renewed for `LEASE_S`: its run is dead. A claim that is renewed meanwhile belongs to a live run, and
 this one is refused until that one gives it up, or dies. Whether a service honours conditions is
 found out once, by asking for what must be refused; where it does not, a claim is read back before
-it is trusted. Ages are told by the service's own clock, or by waiting: the clocks of two machines
-are not compared.
+it is trusted. A service that does not return parts of objects is no mirror, since nothing could be
+restored from it. Ages are told by the service's own clock, or by waiting: the clocks of two
+machines are not compared.
 
 Belongs to the mirror's thread.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import logging
 import os
 import socket
@@ -23,7 +25,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from checkfreq.errors import CorruptCheckpointError
+from checkfreq.errors import CorruptCheckpointError, StorageError
 from checkfreq.mirror.client import RemoteObjects
 from checkfreq.mirror.layout import CLAIM, Claim
 
@@ -223,13 +225,29 @@ class ClaimKeeper:
         return f"probe-{self._ours.session}"
 
     def _probe(self) -> None:
-        """Find out which conditions are honoured, by writes that must be refused."""
+        """Find out whether parts can be read, and by writes that must be refused which conditions
+        are honoured."""
         if self._conditions is None:
             key = self._probe_key
-            first = self._remote.put(key, b"1")
+            first = self._remote.put(key, b"first")
+            self._require_parts(key)
             creates = self._refuses(lambda: self._remote.create(key, b"2"))
             replaces = first is not None and self._replaces(first)
             self._conditions = Conditions(creates, replaces)
+
+    def _require_parts(self, key: str) -> None:
+        part = bytearray(2)
+        try:
+            self._remote.read_into(key, memoryview(part), start=1)
+            said = f"expected b'ir', got {bytes(part)!r}"
+        except StorageError as error:
+            if error.errno != errno.EIO:
+                raise
+            said = str(error.strerror)
+        if part != b"ir":
+            self._remove_probe()
+            text = f"what is sent there cannot be read back in parts, as a restore does: {said}"
+            raise StorageError(errno.EIO, text, f"{self._remote.url}/{key}")
 
     def _replaces(self, first: str) -> bool:
         key = self._probe_key

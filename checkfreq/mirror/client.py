@@ -13,11 +13,14 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 from checkfreq.errors import CorruptCheckpointError, StorageError, printable
 from checkfreq.mirror.layout import SMALL_MAX_BYTES
 from checkfreq.mirror.settings import Mirror, open_store
+from checkfreq.store.fileops import LocalFileOps
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -29,6 +32,14 @@ _MOST_PARTS = 10_000
 _LONGEST_TEXT = 400
 #: A list that is refused has no error of its own.
 _REFUSED = re.compile(r"status code: 40[13]\b")
+#: What to do, by the code in a service's answer; the first that is found counts.
+_MEANINGS = (
+    ("<Code>NoSuchBucket", errno.ENOENT, "there is no such bucket: create it, or correct the URL"),
+    ("<Code>ContainerNotFound", errno.ENOENT, "there is no such container: create it"),
+    ("<Code>RequestTimeTooSkewed", errno.EACCES, "this machine's clock is wrong: set it"),
+    ("<Code>ExpiredToken", errno.EACCES, "the credentials have expired: renew them"),
+    ("", errno.EACCES, "access is denied: check the credentials, and what they may do"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +63,8 @@ class RemoteObjects:
 
         self._client = obstore
         self._errors = exceptions
+        parts = urlsplit(mirror.url)
+        self._folder = Path(unquote(parts.path)) if parts.scheme == "file" else None
 
     @property
     def url(self) -> str:
@@ -125,6 +138,7 @@ class RemoteObjects:
     def get(self, key: str, *, max_bytes: int = SMALL_MAX_BYTES) -> tuple[bytes, str | None]:
         """A small object and its tag; CorruptCheckpointError if it is larger than ``max_bytes``."""
         with self._showing("read", key):
+            self._require_regular(key)
             found = self._client.get(self._store, key)
             if (got := found.meta["size"]) <= max_bytes:
                 return bytes(found.bytes()), found.meta["e_tag"]
@@ -135,6 +149,7 @@ class RemoteObjects:
     def read_into(self, key: str, view: memoryview, *, start: int) -> None:
         """Fill ``view`` with an object's bytes from ``start``."""
         with self._showing("read", key):
+            self._require_regular(key)
             data = self._client.get_range(self._store, key, start=start, length=len(view))
             if len(data) != len(view):
                 raise OSError(errno.EIO, f"expected {len(view)} bytes, got {len(data)}")
@@ -144,6 +159,7 @@ class RemoteObjects:
         """What the service says of an object; None if it is not there."""
         try:
             with self._showing("look at", key):
+                self._require_regular(key)
                 meta = self._client.head(self._store, key)
         except FileNotFoundError:
             return None
@@ -165,6 +181,11 @@ class RemoteObjects:
         # A limit on the rate is kept by pauses between parts: one at a time.
         return 1 if self._mirror.max_bytes_per_s else _PARTS_AT_A_TIME
 
+    def _require_regular(self, key: str) -> None:
+        """In a folder: ForeignEntryError for a FIFO, for which the client would wait for ever."""
+        if self._folder is not None:
+            LocalFileOps(self._folder).file_size(self._folder / key)
+
     @contextlib.contextmanager
     def _showing(self, what: str, key: str) -> Iterator[None]:
         """Raise the client's errors as ours: short, with the place, and without credentials."""
@@ -173,24 +194,27 @@ class RemoteObjects:
             yield
         except StorageError:
             raise
-        except FileNotFoundError:
-            raise FileNotFoundError(errno.ENOENT, "no such object", place) from None
         except FileExistsError as error:
             raise FileExistsError(error.errno, error.strerror, place) from None
         except NotImplementedError:
             raise
         except (self._errors.BaseError, OSError, RuntimeError, ValueError) as error:
-            said = self._text(error)
-            if not self._is_refusal(error):
-                raise StorageError(errno.EIO, f"cannot {what}: {said}", place) from None
-            hint = "access is denied: check the credentials, and what they may do"
-            text = f"cannot {what}: {hint} ({said})"
-            raise StorageError(errno.EACCES, text, place) from None
+            meaning = self._meaning(error)
+            if isinstance(error, FileNotFoundError) and meaning is None:
+                raise FileNotFoundError(errno.ENOENT, "no such object", place) from None
+            number, hint = meaning or (errno.EIO, "")
+            said = f"{hint} ({self._text(error)})" if hint else self._text(error)
+            raise StorageError(number, f"cannot {what}: {said}", place) from None
 
-    def _is_refusal(self, error: BaseException) -> bool:
-        """Whether the service refuses us, which no repetition changes."""
+    def _meaning(self, error: BaseException) -> tuple[int, str] | None:
+        """The errno and the hint for what no repetition changes; None for anything else."""
+        text = str(error)
         refusals = (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError)
-        return isinstance(error, refusals) or _REFUSED.search(str(error)) is not None
+        is_refusal = isinstance(error, refusals) or _REFUSED.search(text) is not None
+        for code, number, hint in _MEANINGS:
+            if code in text and (is_refusal or number == errno.ENOENT):
+                return number, hint
+        return None
 
     def _text(self, error: BaseException) -> str:
         """The error in one line: what follows an empty line is for the client's developers."""

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 #: Tries of one request, beyond those that the client makes by itself, and the pauses in between.
 _TRIES = 5
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 4.0
+#: What no repetition changes: refusals, a missing bucket, what is no object or too large a one.
+_FINAL = (errno.EACCES, errno.ENOENT, errno.ELOOP)
 _NUM_REQUESTS = 16
 #: A piece of several tensors has less than twice as much: one or two requests. Each has a buffer.
 _READ_BYTES = 8 << 20
@@ -56,6 +58,11 @@ class MirrorReader(CheckpointSource):
         self._markers: dict[int, Marker] = {}
         #: Sizes of the pieces that were there when they were last listed.
         self._sizes: dict[str, int] = {}
+
+    @property
+    def mirror(self) -> Mirror:
+        """Where it reads."""
+        return self._mirror
 
     @property
     def name(self) -> str:
@@ -149,9 +156,8 @@ class MirrorReader(CheckpointSource):
 
     def open_payload(self, step: int, entry: FileEntry) -> ReadFile:
         """See CheckpointSource."""
-        blobs = self._blobs(step, entry)
-        expect_size(self.where(step, entry.name), entry, sum(b.num_bytes for b in blobs))
-        return _RemoteFile(blobs, self._fetch_of(step))
+        self.check_sizes(step, [entry])
+        return _RemoteFile(self._blobs(step, entry), self._fetch_of(step))
 
     def pieces(self, step: int, entry: FileEntry) -> Sequence[Piece]:
         """See CheckpointSource."""
@@ -269,7 +275,14 @@ class _Objects:
 
     def get(self, key: str, *, most_bytes: int = layout.SMALL_MAX_BYTES) -> bytes:
         """A whole small object; FileNotFoundError, and CorruptCheckpointError if it is larger."""
-        return self._tried(lambda: self._objects.get(key, max_bytes=most_bytes))[0]
+        try:
+            return self._tried(lambda: self._objects.get(key, max_bytes=most_bytes))[0]
+        except StorageError as error:
+            if error.errno != errno.ELOOP:
+                raise
+            raise CorruptCheckpointError(
+                str(error.filename), check="object", expected="a small one", got=error.strerror
+            ) from None
 
     def read_into(self, key: str, view: memoryview, start: int) -> None:
         """Fill ``view`` from byte ``start`` of an object; FileNotFoundError."""
@@ -282,7 +295,7 @@ class _Objects:
             try:
                 return request()
             except StorageError as error:
-                if error.errno == errno.EACCES:
+                if error.errno in _FINAL:
                     raise
             self._sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

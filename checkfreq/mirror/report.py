@@ -45,7 +45,8 @@ class MirrorReport:
     step: being uploaded, or the last that was. began_s, ended_s: when that upload began and ended,
     by the machine's monotonic clock. uploaded_step: the newest in the mirror. upload_s: how long
     an upload takes, as measured lately. problem: why it fails, waits or is refused, and since_s
-    (Unix time) since when. held: steps that local retention leaves alone for it.
+    (Unix time) since when. held: steps that local retention leaves alone for it. damaged: an
+    object that is not what was sent, and is sent again.
     """
 
     state: State
@@ -59,6 +60,7 @@ class MirrorReport:
     problem: str = ""
     since_s: float = 0.0
     held: tuple[int, ...] = ()
+    damaged: str = ""
     checkpoints: tuple[Mirrored, ...] = ()
 
     def to_json(self) -> Json:

@@ -5,7 +5,8 @@ and only take notes. The thread does one act after another; an act that fails is
 pause that grows (`Backoff`), and until then nothing else is affected: commits go on.
 
 In order: the lock that keeps two workers of one directory from uploading at once, the claim on the
-prefix, and then, whenever they are due: renewing the claim, the newest checkpoint, marks, removals.
+prefix, and then, whenever they are due: renewing the claim, the newest checkpoint, marks, removals,
+reading back what checkpoints share.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class MirrorService:
         self._queue = UploadQueue(every_s=mirror.every_s)
         self._committed_here: set[int] = set()
         self._aside_after: int | None = None
-        self._removals: set[int] = set()
+        self._removals: tuple[frozenset[int], int] = frozenset(), 0
         self._marks_are_new = True
         self._end_by_s: float | None = None
         self._look_again_s = 0.0
@@ -131,10 +132,13 @@ class MirrorService:
             self._marks_are_new = True
             self._changed.notify()
 
-    def remove(self, steps: Collection[int]) -> None:
-        """Remove these from the mirror; the newest there always stays."""
+    def remove(self, steps: Collection[int], *, once: int) -> None:
+        """Remove these from the mirror once it has ``once``, or a later step; the newest stays.
+
+        What was asked before and is not done yet is forgotten.
+        """
         with self._changed:
-            self._removals |= set(steps)
+            self._removals = frozenset(steps), once
             self._changed.notify()
 
     def held(self) -> frozenset[int]:
@@ -226,6 +230,7 @@ class MirrorService:
         usual = {
             "problem": self._trouble,
             "since_s": self._trouble_since_s,
+            "damaged": "",
             "held": tuple(sorted(self.held())),
         }
         fields: dict[str, object] = {**usual, **changes, "state": state}
@@ -285,8 +290,11 @@ class MirrorService:
             acts.append((self._upload, max(pause_s, self._upload_in_s(now_s))))
         if self._marks_are_new:
             acts.append((self._send_marks, pause_s))
-        if self._removals:
+        doomed, once = self._removals
+        if doomed and once <= max(self._there, default=-1):
             acts.append((self._remove, pause_s))
+        if self._uploader.has_unverified and self._end_by_s is None:
+            acts.append((self._verify, pause_s))
         return min(acts, key=lambda one: one[1], default=None)
 
     def _upload_in_s(self, now_s: float) -> float:
@@ -519,9 +527,26 @@ class MirrorService:
         finished = marks.get(newest, StepMark()).finished
         return Finish(newest, finished) if finished or self._finish is not None else None
 
+    def _verify(self) -> None:
+        """Read back one object that checkpoints share; the newest is uploaded again if it must."""
+        damage = self._uploader.verify_next(go_on=self._go_on_verifying)
+        if damage is None:
+            return
+        step, text = damage
+        with self._changed:
+            if self._queue.next_step is None:
+                self._queue.committed(step)
+        self._say(State.IDLE, damaged=text)
+
+    def _go_on_verifying(self) -> None:
+        self._go_on(None)
+        with self._changed:
+            if self._end_by_s is not None:
+                raise UploadAbandonedError
+
     def _remove(self) -> None:
         with self._changed:
-            steps, self._removals = self._removals, set()
+            (steps, _), self._removals = self._removals, (frozenset(), 0)
         self._removing(lambda: self._markers.remove(steps))
         self._there = self._markers.read()
         self._say(State.IDLE, **self._contents())

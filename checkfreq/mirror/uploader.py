@@ -1,8 +1,11 @@
 """One checkpoint to the object store: pieces, manifest, and the marker last.
 
 What is there already, by the service's list, is not sent again: pieces of the checkpoint before
-that have not changed, and those that an upload had sent before it was interrupted. Every tensor's
-digest is compared with the manifest while it is read, so a damaged checkpoint is not mirrored.
+that have not changed, and those that an upload had sent before it was interrupted. One damaged
+object would make every checkpoint worthless that names it: when a second one does, it is read
+back (`Uploader.verify_next`), and at the latest after `_MOST_LINKS` of them it is sent anew. Every
+tensor's digest is compared with the manifest while it is read, so a damaged checkpoint is not
+mirrored.
 Before the marker is written, the service must list every object with its length and the tag that
 it answered with; the marker is read back.
 
@@ -18,6 +21,7 @@ import errno
 import mmap
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -48,6 +52,8 @@ _THREADS = 4
 #: A longer piece, which is a single tensor, is read twice: to digest it, and to send it.
 HELD_BYTES = 64 << 20
 _CHUNK_BYTES = 8 << 20
+#: So many uploads may name an object in a row without sending it; on disk as many share a file.
+_MOST_LINKS = 20
 #: How often the mirror's thread looks up while pieces are being sent.
 _LOOK_S = 0.5
 
@@ -117,6 +123,10 @@ class Uploader:
         self._go_on = go_on
         self._clock = clock
         self._before: dict[str, list[Run]] = {}
+        #: Of what the last upload named and did not send: how many in a row.
+        self._links: dict[str, int] = {}
+        #: Named for the first time by an upload that did not send it, with that upload's step.
+        self._unverified: deque[tuple[int, Blob]] = deque()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="checkfreq-mirror")
 
     def remember(self, manifest: Manifest, marker: Marker) -> None:
@@ -137,7 +147,8 @@ class Uploader:
         manifest = self._store.whole(root)
         if isinstance(root, Tree):  # in the mirror a checkpoint has one record
             record = manifest.encode()
-        work = _Work(self._store, step, self._remote.list(OBJECTS))
+        there = {k: s for k, s in self._remote.list(OBJECTS).items() if self._may_link(k)}
+        work = _Work(self._store, step, there)
         files = self._send_pieces(work, manifest)
         blob = Blob(manifest_key(step, manifest.attempt), len(record), digest_of(record))
         self._go_on(None)
@@ -151,11 +162,54 @@ class Uploader:
         self._put_marker(marker)
         faults.reach("mirror.uploaded")
         self.remember(manifest, marker)
+        self._note_links(marker, work)
         return Uploaded(marker, work.sent_bytes, self._clock() - start_s)
 
     def close(self) -> None:
         """End the threads, once what they send is sent."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+    # ---- what is named and not sent
+
+    @property
+    def has_unverified(self) -> bool:
+        """Whether there is something for `verify_next`."""
+        return bool(self._unverified)
+
+    def verify_next(self, *, go_on: Callable[[], None]) -> tuple[int, str] | None:
+        """Read the next object back that an upload named and did not send.
+
+        Returns that upload's step and what is wrong if it is not what was sent: uploading the step
+        again sends it anew. ``go_on`` is called before each read, and raises to put it off.
+        """
+        step, blob = self._unverified[0]
+        wrong = self._what_is_wrong(blob, go_on)
+        self._unverified.popleft()
+        if wrong:
+            self._links[blob.key] = _MOST_LINKS
+        return (step, wrong) if wrong else None
+
+    def _what_is_wrong(self, blob: Blob, go_on: Callable[[], None]) -> str:
+        digest = xxhash.xxh3_128()
+        for start in range(0, blob.num_bytes, _CHUNK_BYTES):
+            go_on()
+            chunk = memoryview(bytearray(min(_CHUNK_BYTES, blob.num_bytes - start)))
+            try:
+                self._remote.read_into(blob.key, chunk, start=start)
+            except OSError as error:
+                return f"{blob.key} cannot be read back: {error}"
+            digest.update(chunk)
+        got = digest.hexdigest()
+        return "" if got == blob.digest else f"{blob.key} was read back with the digest {got}"
+
+    def _may_link(self, key: str) -> bool:
+        return self._links.get(key, 0) < _MOST_LINKS
+
+    def _note_links(self, marker: Marker, work: _Work) -> None:
+        linked = {b.key: b for bs in marker.files.values() for b in bs if b.key not in work.sent}
+        self._unverified = deque(one for one in self._unverified if one[1].key in linked)
+        self._unverified += ((marker.step, b) for k, b in linked.items() if k not in self._links)
+        self._links = {key: self._links.get(key, 0) + 1 for key in linked}
 
     # ---- pieces
 

@@ -144,6 +144,11 @@ class Catalog:
             self.remove(step)
         return gone
 
+    @property
+    def newest(self) -> CheckpointInfo | None:
+        """The newest checkpoint; None if there is none."""
+        return max((self._known or {}).values(), key=lambda info: info.step, default=None)
+
     # ---- what may be removed
 
     def confirm(self, step: int) -> bool:

@@ -307,9 +307,10 @@ class WorkerClient:
         self._asked.append(request)
         self._tell(request)
 
-    def prune_mirror(self, steps: tuple[int, ...]) -> None:
+    def prune_mirror(self, steps: tuple[int, ...], *, once: int) -> None:
         """Have steps removed from the mirror. Not answered; a later report asks again."""
-        self._tell(p.PruneMirror(steps))
+        if steps:
+            self._tell(p.PruneMirror(steps, once))
 
     def holds(self, attempt: str) -> bool:
         """Whether the attempt's snapshot was handed over and not answered yet."""

@@ -58,7 +58,17 @@ class MirrorView:
         self._tell_upload(before)
         if self._report.num_uploaded == before.num_uploaded:
             return ()
-        return self._to_remove()
+        return self.to_remove()
+
+    def to_remove(self, *, coming: CheckpointInfo | None = None) -> tuple[int, ...]:
+        """The steps to remove from the mirror, or once ``coming`` is there too."""
+        if self._mirror is None:
+            return ()
+        infos = {one.step: _info(one) for one in self._report.checkpoints}
+        if coming is not None:
+            infos.setdefault(coming.step, coming)
+        policy = self._mirror.retention or self._retention
+        return tuple(policy.to_remove([info for _, info in sorted(infos.items())]))
 
     @property
     def upload_s(self) -> float:
@@ -115,12 +125,6 @@ class MirrorView:
 
     # ---- inside
 
-    def _to_remove(self) -> tuple[int, ...]:
-        assert self._mirror is not None
-        policy = self._mirror.retention or self._retention
-        infos = [_info(one) for one in self._report.checkpoints]
-        return tuple(policy.to_remove(sorted(infos, key=lambda info: info.step)))
-
     def _tell_upload(self, before: MirrorReport) -> None:
         report = self._report
         if report.began_s is not None and report.began_s != before.began_s:
@@ -155,6 +159,8 @@ class MirrorView:
             for_s = self._wall() - since_s
             logger.warning("the mirror %s can be written again, after %.0f s", url, for_s)
             self._failing_since_s = None
+        if report.damaged and report.damaged != before.damaged:
+            logger.warning("an object in the mirror %s is sent again: %s", url, report.damaged)
         if report.state is State.FAILING and since_s is None:
             self._failing_since_s = report.since_s
             self._failing(url)

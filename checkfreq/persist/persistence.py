@@ -344,6 +344,9 @@ class Persistence:
         upload_for_s = max(0.0, min(upload_left_s, timeout_s - _END_UPLOAD_S))
         upload_for_s = min(self._mirror.wait_on_close_s, upload_for_s)
         was_open = self._client.has_opened
+        if (coming := self._catalog.newest) is not None:  # afterwards nobody could ask for it
+            doomed = self._mirror.to_remove(coming=coming)
+            self._client.prune_mirror(doomed, once=coming.step)
         if not self._client.close(timeout_s=timeout_s, upload_for_s=upload_for_s, left_s=left_s):
             logger.error(
                 "the persist worker did not finish within %.0f s and was killed",
@@ -487,8 +490,7 @@ class Persistence:
                 if reply.request == "Prune":
                     self._catalog.removals_answered()
             case p.Mirrored():
-                if steps := self._mirror.take(reply.report):
-                    self._client.prune_mirror(steps)
+                self._client.prune_mirror(self._mirror.take(reply.report), once=0)
             case p.Done(request="Prune"):
                 self._catalog.removals_answered(reply.steps)
                 if reply.steps:

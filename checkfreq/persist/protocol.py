@@ -153,9 +153,13 @@ class TellFailure(NamedTuple):
 
 
 class PruneMirror(NamedTuple):
-    """Remove these steps from the mirror; its newest always stays. Not answered."""
+    """Remove these steps from the mirror once it has step ``once``, or a later one. Not answered.
+
+    The newest there always stays.
+    """
 
     steps: tuple[int, ...]
+    once: int
 
 
 class KeepNothing(NamedTuple):

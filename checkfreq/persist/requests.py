@@ -165,7 +165,7 @@ class RequestHandler:
             case p.Prune() | p.AddMark() | p.Quarantine() | p.Confirm() | p.TellFailure():
                 self._maintain(request)
             case p.PruneMirror():
-                self._uploads.remove(request.steps)
+                self._uploads.remove(request.steps, once=request.once)
             case _:
                 raise AssertionError(f"not a request: {request}")
 

@@ -84,10 +84,10 @@ class Uploads:
         if self._service is not None:
             self._service.marks_changed()
 
-    def remove(self, steps: tuple[int, ...]) -> None:
-        """Remove these from the mirror."""
+    def remove(self, steps: tuple[int, ...], *, once: int) -> None:
+        """See `MirrorService.remove`."""
         if self._service is not None:
-            self._service.remove(steps)
+            self._service.remove(steps, once=once)
 
     def finish(self, for_s: float | None) -> bool:
         """Upload the newest checkpoint; False if an upload is still in progress after ``for_s``.

@@ -6,21 +6,29 @@ there is one. A step of the directories that workers on some machine still hold 
 from there first, and from the directory what they do not hold. Then every rank loads what it needs
 of the newest step that all directories hold, or all mirrors: stage by stage, so that none begins to
 change what is live before every rank has compared, nor overwrites tensors before user code has run
-on all. If a rank finds damage at any stage, all ranks go on to the next older step, or to the
-mirror's copy.
+on all. If a rank finds damage at any stage, or cannot read twice, all ranks go on to the next older
+step, or to the mirror's copy.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
-from checkfreq.errors import CorruptCheckpointError, NoCheckpointError, storage_errors
+from checkfreq.errors import (
+    CorruptCheckpointError,
+    NoCheckpointError,
+    StorageError,
+    is_outage,
+    storage_errors,
+)
 from checkfreq.ranks.meetings import Meetings
 from checkfreq.ranks.merging import Merge, agreeing, some_say
 from checkfreq.ranks.neighbours import shared_reads
@@ -42,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: After so long what a rank could not read is tried again, once in a restore.
+_PAUSE_S = 0.5
 #: The longest that a download may take: each of its requests has its own timeouts.
 _LATENCY_S, _SLOWEST_BYTES_PER_S = 600.0, 1e6
 
@@ -120,11 +130,17 @@ class JointRestorer:
             )
             return None
         rejected: list[Rejected] = []
+        is_patient = True
         for one in tried:
             if one in common.damaged:
                 rejected.append(self._damaged(one, common.damaged[one]))
                 continue
             done = self._load_together(one, rejected)
+            if done is None and rejected[-1].is_unreadable and is_patient:
+                is_patient = False
+                rejected.pop()
+                time.sleep(_PAUSE_S)
+                done = self._load_together(one, rejected)
             if done is not None:
                 found, plan = done
                 return replace(found, rejected=tuple(rejected)), plan
@@ -236,18 +252,28 @@ class JointRestorer:
         """What ``read()`` returns here; None if it finds damage on any rank."""
         found: list[T] = []
 
-        def look() -> str | None:
+        def look() -> Json:
             try:
                 found.append(read())
             except CorruptCheckpointError as error:
-                return str(error)
+                return {"text": str(error), "is_outage": False}
+            except OSError as error:
+                if not is_outage(error):
+                    raise
+                self._restorer.sources[one.source].steps()  # raises where nothing can be read there
+                return {"text": str(error), "is_outage": True}
             return None
 
-        texts = self._meetings.act(f"restore(): {phase}", look, merge=some_say)
-        if texts:
-            damage = "; ".join(f"rank {rank}: {text}" for rank, text in texts)
-            is_here = any(rank in self._role.group for rank, _ in texts)
-            rejected.append(self._rejected(one, damage, here=is_here))
+        said = self._meetings.act(f"restore(): {phase}", look, merge=some_say)
+        if said:
+            text = "; ".join(f"rank {rank}: {one_said['text']}" for rank, one_said in said)
+            is_here = any(rank in self._role.group for rank, _ in said)
+            is_unread = any(one_said["is_outage"] for _, one_said in said)
+            rejected.append(
+                self._unreadable(one, text)
+                if is_unread
+                else self._rejected(one, text, here=is_here)
+            )
             return None
         return found[0]
 
@@ -297,6 +323,11 @@ class JointRestorer:
         said = "; ".join(f"rank {rank}: {text}" for rank, text in texts.items())
         return self._rejected(one, said, here=self._role.leader in texts)
 
+    def _unreadable(self, one: _Candidate, text: str) -> Rejected:
+        place = self._restorer.sources[one.source].where(one.step)
+        error = StorageError(errno.EIO, f"cannot be read on all ranks: {text}", place)
+        return Rejected(one.step, error, is_here=False)
+
     def _rejected(self, one: _Candidate, text: str, *, here: bool) -> Rejected:
         source = self._restorer.sources[one.source]
         error = CorruptCheckpointError(
@@ -310,7 +341,10 @@ class JointRestorer:
             in_memory=source.is_memory,
         )
 
-    def _none_valid(self, common: _Common, rejected: Sequence[Rejected]) -> CorruptCheckpointError:
+    def _none_valid(self, common: _Common, rejected: Sequence[Rejected]) -> Exception:
+        for item in rejected:
+            if item.is_unreadable:
+                return item.error
         texts = "; ".join(str(item.error) for item in rejected)
         return CorruptCheckpointError(
             self._name,

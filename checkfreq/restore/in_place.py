@@ -70,7 +70,7 @@ class InPlace:
         self.load(plan)
         try:
             self.stream(plan)
-        except CorruptCheckpointError:
+        except (CorruptCheckpointError, OSError):
             self.take_back()
             raise
         self.finish(plan)

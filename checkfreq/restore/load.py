@@ -78,9 +78,9 @@ def load(
 
 
 def log_rejected(found: FoundCheckpoint) -> None:
-    """Say which newer steps do not validate."""
+    """Say which newer steps do not validate, or cannot be read."""
     for rejected in found.rejected:
-        logger.warning("step %d does not validate, skipped: %s", rejected.step, rejected.error)
+        logger.warning("step %d is skipped: %s", rejected.step, rejected.error)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from checkfreq.errors import (
     CorruptCheckpointError,
     MismatchError,
     NoCheckpointError,
+    is_outage,
     storage_errors,
 )
 from checkfreq.restore.found import FoundCheckpoint
@@ -46,6 +47,10 @@ _LONG_S = 5.0
 
 class _Changed(Exception):
     """The directory changed between looking and having it for oneself."""
+
+
+class _NotOpened(Exception):
+    """The directory cannot be opened, which has nothing to do with the step that was read."""
 
 
 class Restorer:
@@ -142,6 +147,10 @@ class Restorer:
                 found, used = check(source, step)
             except CorruptCheckpointError as error:
                 rejected.append(rejection(source, step, error))
+            except OSError as error:
+                if not is_outage(error):
+                    raise
+                rejected.append(Rejected(step, error, is_here=False))
             else:
                 return replace(found, rejected=tuple(rejected)), used
         if rejected:
@@ -182,7 +191,10 @@ class Restorer:
             if is_open:
                 return
             is_open = True
-            open_directory(found.step)
+            try:
+                open_directory(found.step)
+            except OSError as error:
+                raise _NotOpened from error
             if not self._is_still_newest(found, before, is_chosen=step is not None):
                 raise _Changed
 
@@ -200,6 +212,8 @@ class Restorer:
                 return found
         except _Changed:
             pass
+        except _NotOpened as error:
+            raise error.__cause__ or error from None
         except CheckFreqError:
             if is_open:
                 raise

@@ -179,6 +179,8 @@ class Ending:
             return State.FINISHED
         if self._progress.has_stopped:
             return State.STOPPED
+        if self._progress.is_cut_off:
+            return State.CUT_OFF
         return State.CLOSED if clean else State.FAILED
 
     def _requeue(self, *, was_busy: bool) -> None:

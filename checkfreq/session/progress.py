@@ -24,6 +24,8 @@ class Progress:
     apply_last: Callable[[], None] | None = None
     #: Why the live objects must not be used any more, after a restore that failed; "" if they may.
     spoiled: str = ""
+    #: Whether the last restore failed since a disk or a server did not answer.
+    is_cut_off: bool = False
     is_open: bool = False
     #: Whether training may begin in a directory that holds checkpoints.
     may_start: bool = False

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection
 from functools import partial
 
-from checkfreq.errors import CheckFreqError, CorruptCheckpointError
+from checkfreq.errors import CheckFreqError, CorruptCheckpointError, is_outage
 from checkfreq.policy.best import BestName
 from checkfreq.ranks.coordinator import Restored
 from checkfreq.restore.apply import RestorePlan, prepare
@@ -18,6 +18,7 @@ from checkfreq.session.session import Session
 from checkfreq.state.positions import by_name
 from checkfreq.store.marks import StepMark
 from checkfreq.store.source import NONE_VALID, Rejected
+from checkfreq.supervisor.board import State
 
 logger = logging.getLogger("checkfreq.manager")
 
@@ -117,10 +118,14 @@ class Restoring:
             may_arrive_in_part=self._is_copied,
             held=self._pipeline.inheritance.held,
         )
+        self._progress.is_cut_off = False
         try:
             return self._coordinator.restore(restorer, step, loading, chk=self._session.chk)
         except BaseException as error:
             self._progress.spoiled = loading.spoiled
+            self._progress.is_cut_off = is_outage(error)
+            if self._progress.is_cut_off:
+                self._session.reporter.end(State.CUT_OFF)
             if not isinstance(error, CheckFreqError):
                 raise
             if self._progress.spoiled or not self._is_no_checkpoint(error):
@@ -153,7 +158,7 @@ class Restoring:
         self._pipeline.continue_from(
             found.step,
             attempt=found.manifest.attempt,
-            was_chosen=explicit,
+            was_chosen=explicit or any(r.is_unreadable for r in found.rejected),
             is_durable=self._is_durable(found),
         )
         removed = self._discard_partial(found) if self._is_copied else ()
@@ -185,6 +190,16 @@ class Restoring:
     def _report(self, rejected: Rejected, found: FoundCheckpoint) -> None:
         """Say that a step does not validate; what is damaged in the mirror stays where it is."""
         lost = rejected.step - found.step
+        if not isinstance(rejected.error, CorruptCheckpointError):
+            logger.warning(
+                "step %d cannot be read and stays as it is: %s; going back to step %d loses %d "
+                "step(s)",
+                rejected.step,
+                rejected.error,
+                found.step,
+                lost,
+            )
+            return
         if rejected.in_memory:
             # The memory of a snapshot is overwritten last, and a kill may come while it is.
             logger.log(
@@ -220,7 +235,11 @@ class Restoring:
 
     def _discard_partial(self, found: FoundCheckpoint) -> tuple[int, ...]:
         """Remove what an agent had copied in part; kept, it would be copied to and fro for good."""
-        rejected = {one.step: one.error for one in found.rejected if one.is_here}
+        rejected = {
+            one.step: one.error
+            for one in found.rejected
+            if one.is_here and isinstance(one.error, CorruptCheckpointError)
+        }
         steps = self._persistence.discard_partial(rejected, older_than=found.step)
         for step in steps:
             logger.info("step %d has not arrived whole, and is removed", step)

@@ -9,12 +9,14 @@ checked before memory is allocated, and whoever reads a payload compares every d
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
-from checkfreq.errors import CheckFreqError, CorruptCheckpointError, NoCheckpointError
+from checkfreq.errors import CorruptCheckpointError, NoCheckpointError, is_outage
 from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import MANIFEST_NAME, FileEntry, Manifest, seal_of
 from checkfreq.store.marks import StepMark
@@ -26,6 +28,10 @@ from checkfreq.store.verify import SizedFile, verify_digests
 #: ``check`` of the error that is raised where there are checkpoints and none validates.
 NONE_VALID = "checkpoints"
 
+#: A step of a directory that cannot be read is tried again after these, in seconds; requests to a
+#: mirror have their own.
+_PAUSES_S = (0.1, 0.4)
+
 T = TypeVar("T")
 
 
@@ -35,13 +41,19 @@ class Rejected:
 
     ``is_here``: in this rank's own directory. ``in_mirror``: not in a directory at all.
     ``in_memory``: in the memory that a killed run left; what is on disk is not known to be damaged.
+    An OSError: a disk or a server did not answer, and nothing is known to be damaged.
     """
 
     step: int
-    error: CorruptCheckpointError
+    error: CorruptCheckpointError | OSError
     is_here: bool = True
     in_mirror: bool = False
     in_memory: bool = False
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether it could not be read, rather than is damaged."""
+        return isinstance(self.error, OSError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +233,17 @@ class CheckpointSource(ABC):
 
 
 def newest_valid(
-    sources: Sequence[CheckpointSource], *, check: Callable[[CheckpointSource, int], T]
+    sources: Sequence[CheckpointSource],
+    *,
+    check: Callable[[CheckpointSource, int], T],
+    sleep: Callable[[float], object] = time.sleep,
 ) -> tuple[T, tuple[Rejected, ...]]:
     """Walk back from the newest step of any source to the first for which ``check`` returns.
 
     Where several sources hold a step, the first of them comes first. Returns what ``check``
     returned, and what it rejected on the way, newest first. ``check`` raises
-    CorruptCheckpointError for a step to be walked past; any other error is raised to the caller.
+    CorruptCheckpointError for a step to be walked past. So is, after retries, one that cannot be
+    read (`is_outage`), unless no older one can be: then that error is raised, as any other is.
     Steps that another process prunes meanwhile are ignored. Raises NoCheckpointError if no source
     ever held a checkpoint, CorruptCheckpointError if one did and none validates.
     """
@@ -240,7 +256,9 @@ def newest_valid(
         for step, number in listed:
             source = sources[number]
             try:
-                return check(source, step), tuple(rejected)
+                patient = source.is_local and not any(one.is_unreadable for one in rejected)
+                pauses_s = _PAUSES_S if patient else ()
+                return _tried(partial(check, source, step), pauses_s, sleep), tuple(rejected)
             except CorruptCheckpointError as error:
                 rejected.append(rejection(source, step, error))
             except NoCheckpointError:
@@ -250,8 +268,26 @@ def newest_valid(
                     raise _cannot_be_opened(source, step) from None
                 before = listed
                 break  # pruned since it was listed, so a newer one was committed: list again
+            except OSError as error:
+                if not is_outage(error):
+                    raise
+                source.steps()  # raises where nothing can be read there, as in an outage
+                error = error.with_traceback(None)
+                rejected.append(Rejected(step, error, is_here=False))
         else:
             raise _none_valid(sources, rejected)
+
+
+def _tried(read: Callable[[], T], pauses_s: Sequence[float], sleep: Callable[[float], object]) -> T:
+    """``read()``, again after each pause for as long as a disk or a server does not answer."""
+    for pause_s in pauses_s:
+        try:
+            return read()
+        except OSError as error:
+            if not is_outage(error):
+                raise
+        sleep(pause_s)
+    return read()
 
 
 def rejection(source: CheckpointSource, step: int, error: CorruptCheckpointError) -> Rejected:
@@ -279,9 +315,10 @@ def _cannot_be_opened(source: CheckpointSource, step: int) -> CorruptCheckpointE
     )
 
 
-def _none_valid(
-    sources: Sequence[CheckpointSource], rejected: Sequence[Rejected]
-) -> CheckFreqError:
+def _none_valid(sources: Sequence[CheckpointSource], rejected: Sequence[Rejected]) -> Exception:
+    for item in rejected:
+        if item.is_unreadable:
+            return item.error
     links = [f"{s.where(step)} is a symbolic link" for s in sources for step in s.links()]
     names = " and ".join(source.name for source in sources if not source.is_memory)
     if not rejected and not links and not any(source.ever_held() for source in sources):

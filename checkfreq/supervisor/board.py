@@ -50,6 +50,8 @@ class State(enum.IntEnum):
     FAILED = 3
     STOPPED = 4
     FINISHED = 5
+    #: It could not restore, since a disk or a server did not answer.
+    CUT_OFF = 6
 
 
 @dataclass(frozen=True, slots=True)

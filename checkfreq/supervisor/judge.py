@@ -15,6 +15,7 @@ class Judge:
         self._max_restarts = max_restarts
         self._progress = Progress()
         self._backoff = Backoff()
+        self._num_outages = 0
 
     def why_over(self, past: PastRun, *, told_by: int | None, passed: set[int]) -> str | None:
         """Why ``past`` was the last run; None if there is to be another."""
@@ -29,8 +30,12 @@ class Judge:
         return self._why_in_vain(past)
 
     def _why_in_vain(self, past: PastRun) -> str | None:
+        if past.is_outage:  # which ends some time: neither counted nor given up
+            self._num_outages += 1
+            self._backoff.failed(past.ended_s)
+            return None
         got_on = self._progress.run_ended(past.records, lived_s=past.lived_s)
-        if self._max_restarts is not None and past.number > self._max_restarts:
+        if self._max_restarts is not None and past.number - self._num_outages > self._max_restarts:
             return f"giving up after {_counted(self._max_restarts, 'restart')}: {past}"
         if self._progress.is_hopeless:
             in_vain = _counted(self._progress.num_in_vain, "run")

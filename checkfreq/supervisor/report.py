@@ -49,9 +49,15 @@ class PastRun:
         """What a shell would say of it, but `STOPPED` where a launcher made a failure of that."""
         return STOPPED if self.has_stopped and self.ended.code else self.ended.status
 
+    @property
+    def is_outage(self) -> bool:
+        """Whether it ended since its checkpoints could not be read, which is no crash."""
+        return any(record.state is State.CUT_OFF for record in self.records)
+
     def __str__(self) -> str:
         """``exit by SIGKILL at step 4711``."""
-        return f"{self.ended}" + ("" if self.step is None else f" at step {self.step}")
+        why = " (its checkpoints cannot be reached)" if self.is_outage else ""
+        return f"{self.ended}{why}" + ("" if self.step is None else f" at step {self.step}")
 
 
 def went_on(records: Sequence[Record]) -> float | None:

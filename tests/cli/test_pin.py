@@ -122,8 +122,3 @@ def test_a_missing_directory_is_said_and_not_made(
     assert main([command[0], str(tmp_path / "none"), *command[1:]]) == 1
     assert "is not a directory" in capsys.readouterr().err
     assert os.listdir(tmp_path) == []
-
-
-def test_a_mirror_is_refused(capsys: Capture) -> None:
-    assert main(["pin", "s3://bucket/run", "1"]) == 2
-    assert "expected a directory, got s3://bucket/run" in capsys.readouterr().err

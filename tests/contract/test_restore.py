@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from tests.contract.runs import (
     train,
     written,
 )
+from tests.crash.disks import failing_calls
 from tests.store.parsing import steps_parsed
 
 
@@ -154,6 +156,36 @@ def test_a_damaged_newest_checkpoint_is_walked_past_reported_and_quarantined(
     assert "step 3 does not validate and is quarantined" in text
     assert "going back to step 2 loses 1 step(s)" in text
     assert [path.name for path in (chk_dir / "quarantine").glob("step-*3")] == ["step-00000003"]
+
+
+def test_a_newest_checkpoint_that_cannot_be_read_is_walked_past_and_stays_as_it_is(
+    chk_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bits = written(chk_dir, 3)
+    bad = chk_dir / "step-00000003" / "model.safetensors"
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk, chk_freq=99) as manager:
+        with failing_calls(os.getpid(), "preadv,preadv2", "EIO", path=bad):
+            assert manager.restore()
+        assert training.bits() == bits[1]
+        assert not (chk_dir / "quarantine").exists()
+        training.steps(manager, 1)
+        manager.save(wait=True)
+    assert "step 3 cannot be read and stays as it is" in caplog.text
+    assert "going back to step 2 loses 1 step(s)" in caplog.text
+    assert (chk_dir / "superseded" / "step-00000003").is_dir()
+    assert CheckpointStore(chk_dir).verify(3)
+
+
+def test_a_read_that_fails_for_a_moment_loses_nothing(
+    chk_dir: Path, caplog: pytest.LogCaptureFixture, trainer_fault: Callable[[str], None]
+) -> None:
+    bits = written(chk_dir, 3)
+    training = Training(seed=1)
+    with managed(chk_dir, training.chk) as manager:
+        trainer_fault("restore.read:raise-EIO:1")
+        assert manager.restore()
+        assert training.bits() == bits[2]
 
 
 def test_a_step_asked_for_is_restored_or_its_absence_an_error(chk_dir: Path) -> None:

@@ -85,15 +85,19 @@ def small_disk(folder: Path, *, num_bytes: int = 64 << 20) -> Iterator[Disk]:
 
 
 @contextlib.contextmanager
-def failing_calls(pid: int, call_name: str, error: str, *, which: str = "1+") -> Iterator[None]:
+def failing_calls(
+    pid: int, call_name: str, error: str, *, which: str = "1+", path: Path | None = None
+) -> Iterator[None]:
     """Inside the block, make a process's system call ``call_name`` fail with ``error``, by strace.
 
     ``which`` selects the calls that fail, in the syntax of strace's ``when``; default: all.
+    ``path``: those alone on this file.
     """
     if shutil.which("strace") is None:
         pytest.skip("making system calls fail needs strace")
     inject = f"inject={call_name}:error={error}:when={which}"
     command = ["strace", "-f", "-p", str(pid), "-o", "/dev/null"]
+    command += [] if path is None else ["-P", str(path)]
     tracer = subprocess.Popen(
         [*command, "-e", f"trace={call_name}", "-e", inject], stderr=subprocess.PIPE, text=True
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from checkfreq.errors import StorageError
 from checkfreq.mirror.claim import LEASE_S, RENEW_EVERY_S, ClaimKeeper, Ownership
 from checkfreq.mirror.client import RemoteObjects
 from checkfreq.mirror.layout import CLAIM
@@ -127,6 +128,23 @@ def test_a_claim_is_renewed_when_it_is_due(remote: RemoteObjects, clock: Clock) 
     assert claim.is_due
     assert claim.renew_if_due()
     assert remote.get(CLAIM)[0] != before
+
+
+class Whole(RemoteObjects):
+    """Ranges are answered with the beginning of the object."""
+
+    def read_into(self, key: str, view: memoryview, *, start: int) -> None:
+        super().read_into(key, view, start=0)
+
+
+def test_a_service_that_does_not_return_parts_of_objects_is_found_at_the_start(
+    clock: Clock,
+) -> None:
+    inner = memory_remote()
+    remote = Whole(inner._mirror, store=inner._store)
+    with pytest.raises(StorageError, match="cannot be read back in parts.*expected b'ir'"):
+        keeper(remote, "one", clock).take()
+    assert list(remote.list("")) == []
 
 
 class LostReply(RemoteObjects):

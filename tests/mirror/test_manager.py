@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 import checkfreq
-from checkfreq import CFManager
+from checkfreq import CFManager, KeepLast
 from checkfreq.cli import main
 from checkfreq.errors import ConfigError, MismatchError, NoCheckpointError
 from checkfreq.mirror import layout
-from checkfreq.mirror.layout import Finish
+from checkfreq.mirror.claim import ClaimKeeper
+from checkfreq.mirror.client import RemoteObjects
+from checkfreq.mirror.layout import Finish, Marker
+from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror
 from checkfreq.session.staging import staging_folder
 from checkfreq.store.marks import StepMark
 from checkfreq.store.store import CheckpointStore
 from tests.contract.runs import Training, config, managed, written
 from tests.mirror.planting import Planted
+from tests.s3.program import wait_uploaded
 
 
 @pytest.fixture
@@ -40,6 +45,16 @@ def with_mirror(
     chk_dir: Path, training: Training, planted: Planted, **changes: object
 ) -> CFManager:
     return managed(chk_dir, training.chk, config=config(mirror=planted.url), **changes)
+
+
+def piece_of(planted: Planted, step: int) -> str:
+    """The key of an object that no other step names."""
+    keys = {}
+    for one in CheckpointStore(planted.folder.parent / "first").steps():
+        key = layout.marker_key(one)
+        keys[one] = Marker.decode(planted.path_of(key).read_bytes(), key=key).keys()
+    others = set().union(*(keys[one] for one in keys if one != step))
+    return min(key for key in keys[step] - others if key.startswith(layout.OBJECTS))
 
 
 def test_a_new_machine_restores_the_same_bits(
@@ -128,6 +143,24 @@ def test_the_best_step_may_be_one_that_only_the_mirror_has(
     assert all(found[name].equal(tensor) for name, tensor in expected.items())
 
 
+def test_at_the_end_the_mirror_holds_what_its_retention_keeps(tmp_path: Path) -> None:
+    bucket = tmp_path / "bucket"
+    for number in (1, 2):
+        mirror = Mirror(bucket.as_uri(), retention=KeepLast(2))
+        training = Training()
+        with managed(
+            tmp_path / "chk", training.chk, chk_freq=1, config=config(mirror=mirror)
+        ) as manager:
+            manager.restore()
+            for _ in range(3):
+                training.steps(manager, 1)
+                manager.wait()
+                wait_uploaded(manager, manager.global_step)
+            training.steps(manager, 1)
+        assert len(CheckpointStore(tmp_path / "chk").steps()) > 2
+        assert MirrorReader(mirror).steps() == [4 * number - 1, 4 * number]
+
+
 class TestUrls:
     def test_load_returns_what_the_directory_holds(self, tmp_path: Path, planted: Planted) -> None:
         for path in (planted.url, planted.mirror):
@@ -169,15 +202,76 @@ class TestUrls:
         assert main(["ls", (tmp_path / "nothing").as_uri()]) == 1
         assert "holds no checkpoint" in capsys.readouterr().err
 
+    def test_an_object_that_was_cut_short_is_damage_and_the_other_steps_are_checked_too(
+        self, planted: Planted, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        piece = piece_of(planted, 2)
+        planted.put(piece, planted.path_of(piece).read_bytes()[:-1])
+        assert main(["verify", planted.url]) == 1
+        said = capsys.readouterr().out.splitlines()
+        assert [line.split(",")[0][:16] for line in said] == [
+            *("step 1: ok", "step 2: DAMAGED:", "step 3: ok")
+        ]
+        assert f"{planted.url}/{piece}: size in bytes" in said[1]
+
+    def test_a_fifo_in_a_folder_is_damage_and_nobody_waits_for_it(
+        self, planted: Planted, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        manifest = next(planted.folder.glob("manifests/step-00000001-*"))
+        for path in (
+            planted.path_of(piece_of(planted, 2)),
+            manifest,
+            planted.path_of("marks.json"),
+        ):
+            path.unlink(missing_ok=True)
+            os.mkfifo(path)
+        for verb in (["ls"], ["show", "3"], ["verify"]):
+            status = main([verb[0], planted.url, *verb[1:]])
+            assert (status, verb) in [(0, ["ls"]), (0, ["show", "3"]), (1, ["verify"])]
+        said = capsys.readouterr().out
+        assert said.count("DAMAGED") == 2
+        assert "found a FIFO, socket or device" in said
+
     def test_a_url_that_is_none_is_status_2(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["ls", "ftp://host/x"]) == 2
         assert "expected s3://" in capsys.readouterr().err
 
-    def test_prune_wants_a_directory(
+    def test_prune_and_pin_change_what_lies_there(
         self, planted: Planted, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        assert main(["prune", planted.url, "--last", "1"]) == 2
-        assert "a mirror is pruned by its run" in capsys.readouterr().err
+        assert main(["pin", planted.url, "1"]) == 0
+        assert main(["prune", planted.url, "--last", "1", "--dry-run"]) == 0
+        assert main(["prune", planted.url, "--last", "1"]) == 0
+        assert "step 2: would be removed" in (said := capsys.readouterr().out)
+        assert "1 removed, 2 kept" in said
+        assert MirrorReader(planted.mirror).steps() == [1, 3]
+        assert main(["verify", planted.url]) == 0
+        assert main(["unpin", planted.url, "1"]) == 0
+        assert main(["prune", planted.url, "--last", "1"]) == 0
+        assert MirrorReader(planted.mirror).steps() == [3]
+        assert not list(planted.folder.glob("claim.json*"))
+
+    def test_quarantine_sets_a_step_aside(
+        self, planted: Planted, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["quarantine", planted.url, "3", "--reason", "loss was NaN"]) == 0
+        assert "newest that is left: step 2" in capsys.readouterr().out
+        (reason,) = planted.folder.glob("superseded/step-00000003-*.txt")
+        assert reason.read_text() == "loss was NaN\n"
+        planted.path_of(layout.marker_key(3)).write_bytes(reason.with_suffix(".json").read_bytes())
+        assert main(["verify", planted.url]) == 0  # no object of it was removed
+
+    @pytest.mark.parametrize("verb", [["prune", "--last=1"], ["pin", "1"]])
+    def test_beside_a_run_nothing_is_changed(
+        self, planted: Planted, capsys: pytest.CaptureFixture[str], verb: list[str]
+    ) -> None:
+        claim = ClaimKeeper(RemoteObjects(planted.mirror), run="one")
+        claim.take()
+        assert main([verb[0], planted.url, *verb[1:]]) == 2
+        assert "is in use by run one" in capsys.readouterr().err
+        assert MirrorReader(planted.mirror).steps() == [1, 2, 3]
+        assert MirrorReader(planted.mirror).marks() == {}
+        assert claim.renew()
 
 
 class TestStaging:
@@ -195,6 +289,23 @@ class TestStaging:
             assert manager.restore()
             assert training.bits() == bits[2]
             assert manager.latest_step() == 3
+
+    def test_log_and_report_find_the_directory_of_a_url(
+        self,
+        tmp_path: Path,
+        planted: Planted,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        assert main(["log", planted.url]) == 1
+        assert "for this URL this machine has none" in capsys.readouterr().err
+        training = Training(seed=1)
+        with managed(planted.url, training.chk, config=config()) as manager:
+            manager.restore()
+        assert main(["log", planted.url]) == 0
+        assert "training goes on from step 3 (mirror)" in capsys.readouterr().out
+        assert main(["report", "--json", planted.url]) == 0
 
     def test_the_directory_is_the_urls_own(self, tmp_path: Path, planted: Planted) -> None:
         for url in (planted.url, planted.url + "-2", planted.url + "/"):

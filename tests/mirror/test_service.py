@@ -29,7 +29,7 @@ from checkfreq.mirror.service import MirrorService
 from checkfreq.mirror.settings import Mirror
 from checkfreq.mirror.uploader import UploadAbandonedError, Uploader
 from checkfreq.store.store import CheckpointStore
-from tests.mirror.checkpoints import commit, markers, memory_remote, noise
+from tests.mirror.checkpoints import MIB, commit, markers, memory_remote, noise
 
 DEADLINE_S = 60.0
 MIRROR = Mirror("memory:///m", every_s=0.0)
@@ -162,7 +162,7 @@ def test_steps_are_removed_on_request_but_not_the_newest(
         put(store, step)
         service.committed(step)
         reports.wait_for(uploaded(step))
-    service.remove([1, 2])
+    service.remove([1, 2], once=2)
     reports.wait_for(lambda report: [one.step for one in report.checkpoints] == [2])
     assert list(markers(remote)) == [2]
 
@@ -222,6 +222,35 @@ def test_a_service_that_fails_is_tried_again_and_then_gets_the_newest(
     down.is_down = False
     reports.wait_for(uploaded(2))
     assert 2 in markers(down)
+
+
+class Flipping(RemoteObjects):
+    """The first large object changes on its way."""
+
+    has_flipped = False
+
+    def put(self, key: str, data: bytes | memoryview) -> str | None:
+        if len(data) > MIB and not self.has_flipped:
+            self.has_flipped = True
+            data = bytes([data[0] ^ 1]) + bytes(data[1:])
+        return super().put(key, data)
+
+
+def test_a_shared_object_that_was_damaged_on_its_way_is_found_and_sent_again(
+    store: CheckpointStore, reports: Reports, start: Callable[..., MirrorService]
+) -> None:
+    inner = memory_remote(MIRROR)
+    remote = Flipping(inner._mirror, store=inner._store)
+    service = start(connect=lambda mirror: remote)
+    frozen = noise(9 * MIB)
+    for step in (1, 2):
+        commit(store, step, {"m.safetensors": {"w": noise(100), "frozen": frozen}})
+        service.committed(step)
+        reports.wait_for(uploaded(step))
+    report = reports.wait_for(lambda report: bool(report.damaged))
+    assert "was read back with the digest" in report.damaged
+    reports.wait_for(lambda report: report.num_uploaded == 3)
+    assert sorted(markers(remote)) == [1, 2]  # and every object has its content
 
 
 class Clock:
@@ -386,7 +415,8 @@ def test_a_damaged_checkpoint_is_reported_and_the_next_one_uploaded(
 ) -> None:
     put(store, 1)
     path = store.path(1) / "m.safetensors"
-    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     service = start()
     report = reports.wait_for(lambda report: bool(report.problem))
     assert "digest of the 100 bytes" in report.problem

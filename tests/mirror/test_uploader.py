@@ -98,6 +98,18 @@ def test_what_has_not_changed_is_sent_once(
     assert contents(remote, done.marker) == on_disk(store, 2)
 
 
+def test_what_twenty_uploads_share_is_sent_anew(
+    store: CheckpointStore, remote: RemoteObjects, make: MakeUploader
+) -> None:
+    uploader, frozen, sent = make(remote), noise(MIB), []
+    for step in range(1, 24):
+        commit(store, step, {"m.safetensors": {"frozen": frozen, "w": noise(100)}})
+        sent.append(uploader.upload(step).sent_bytes)
+    assert [step for step, num_bytes in enumerate(sent, 1) if num_bytes >= MIB] == [
+        *(1, 2, 23)  # the second in a piece of its own
+    ]
+
+
 def test_after_a_restart_what_is_there_is_not_sent_again(
     store: CheckpointStore, remote: RemoteObjects, make: MakeUploader
 ) -> None:

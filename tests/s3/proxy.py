@@ -61,6 +61,11 @@ class FaultProxy:
         self.seen: Counter[Fault] = Counter()
         self.paths: list[tuple[str, str]] = []
         self.is_over = threading.Event()
+        #: What becomes of the body of a request, and of its headers that are not passed on.
+        self.change: Callable[[str, str, bytes], bytes] = lambda method, path, body: body
+        self.drops: set[str] = set()
+        #: An answer to every request instead of the server's: a status and a code.
+        self.refuses: tuple[int, str] | None = None
         self._http = _Server(("127.0.0.1", 0), _Handler)
         self._http.proxy = self
         self.port: int = self._http.server_address[1]
@@ -98,9 +103,13 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass(self) -> None:
         proxy = self.server.proxy
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        body = proxy.change(self.command, self.path, body)
         fault = proxy.plan(self.command, self.path)
         proxy.seen[fault] += 1
         proxy.paths.append((self.command, self.path))
+        if proxy.refuses is not None:
+            status, code = proxy.refuses
+            return self._reply(status, [], f"<Error><Code>{code}</Code></Error>".encode())
         match fault:
             case Fault.CUT_REQUEST:
                 return self._cut()
@@ -130,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.command, self.path, skip_host=True, skip_accept_encoding=True
             )
             for name, value in self.headers.items():
-                if name.lower() != "connection":
+                if name.lower() not in {"connection", *self.server.proxy.drops}:
                     connection.putheader(name, value)
             connection.endheaders(body)
             reply = connection.getresponse()

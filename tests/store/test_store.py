@@ -20,6 +20,7 @@ from checkfreq.errors import (
 from checkfreq.store.fileops import Kind, LocalFileOps, ReadFile
 from checkfreq.store.manifest import STATE_BYTES, FileEntry, Manifest, digest_of
 from checkfreq.store.marks import StepMark
+from checkfreq.store.source import CheckpointSource, newest_valid
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import CrashingFileOps, commit_bytes
 
@@ -493,6 +494,37 @@ def test_newest_valid_is_the_newest_when_it_validates(store: CheckpointStore) ->
     assert (found.step, rejected) == (2, ())
 
 
+@pytest.mark.parametrize(
+    ("failures", "outcome", "pauses"),
+    [
+        ({3: 1}, 3, 1),  # for a moment
+        ({3: 99}, 2, 2),
+        ({3: 99, 2: 99}, 1, 2),  # what is older is not tried again
+        ({3: 99, 2: 99, 1: 99}, None, 2),
+    ],
+)
+def test_newest_valid_walks_past_steps_that_cannot_be_read(
+    store: CheckpointStore, failures: dict[int, int], outcome: int | None, pauses: int
+) -> None:
+    commit(store, 1, 2, 3)
+    slept: list[float] = []
+
+    def check(source: CheckpointSource, step: int) -> int:
+        failures[step] = failures.get(step, 0) - 1
+        if failures[step] >= 0:
+            raise OSError(errno.EIO, f"reading step {step}")
+        return step
+
+    if outcome is None:
+        with pytest.raises(OSError, match="reading step 3"):
+            newest_valid((store,), check=check, sleep=slept.append)
+    else:
+        found, rejected = newest_valid((store,), check=check, sleep=slept.append)
+        assert (found, [one.step for one in rejected]) == (outcome, [*range(3, outcome, -1)])
+        assert not any(one.is_here for one in rejected)
+    assert len(slept) == pauses
+
+
 def test_newest_valid_walks_past_damaged_steps_and_says_so(store: CheckpointStore) -> None:
     commit(store, 1, 2, 3)
     damage(store.path(3) / "a.safetensors")
@@ -520,10 +552,8 @@ def test_a_directory_with_only_quarantined_steps_did_hold_one(store: CheckpointS
         store.newest_valid(check=store.verify)
 
 
-@pytest.mark.parametrize("error", [ConfigError("newer"), inject(errno.EIO)])
-def test_errors_other_than_corruption_are_never_walked_past(
-    store: CheckpointStore, error: Exception
-) -> None:
+@pytest.mark.parametrize("error", [ConfigError("newer"), inject(errno.EACCES)])
+def test_other_errors_are_never_walked_past(store: CheckpointStore, error: Exception) -> None:
     def check(step: int) -> Manifest:
         if step == 2:
             raise error

@@ -65,6 +65,23 @@ def test_runs_that_tell_nothing_and_end_soon_are_given_up(tmp_path: Path) -> Non
     assert said[-1] == "giving up after 3 runs in a row without progress: exit status 5"
 
 
+def test_an_outage_of_the_storage_is_neither_counted_nor_given_up(tmp_path: Path) -> None:
+    program = """
+store, told, step = restored()
+if count <= 4:
+    told.end(State.CUT_OFF)
+    sys.exit(1)
+sys.exit(0 if count > 5 else 7)
+"""
+    run = Supervised(tmp_path, program, "--max-restarts", "1")
+    status, said = run.end()
+    assert (status, run.notes()) == (0, ["run"] * 6)
+    outage = "exit status 1 (its checkpoints cannot be reached) at step 0"
+    assert [line for line in said if "in 1 s" in line or "in 2 s" in line] == [
+        f"{outage}; starting it again in {pause_s} s" for pause_s in (1, 2)
+    ]
+
+
 def test_a_pause_is_announced(tmp_path: Path) -> None:
     _, said = ran(tmp_path, "sys.exit(5)")
     assert said[1] == "exit status 5; starting it again in 1 s"

@@ -134,7 +134,7 @@ class CFStorageReader(StorageReader):
             return self._look_into(self._step)
         found, rejected = self._store.newest_valid(check=self._look_into)
         for skipped in rejected:
-            logger.warning("step %d is damaged, skipped: %s", skipped.step, skipped.error)
+            logger.warning("step %d is skipped: %s", skipped.step, skipped.error)
         return found
 
     def _look_into(self, step: int) -> tuple[Manifest, Contents]:
