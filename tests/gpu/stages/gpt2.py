@@ -76,7 +76,7 @@ def measure(stage: Stage, folder: Path) -> None:
         "k": stats["interval_steps"],
     }
     if about["k"] is None or len(committed) < 2:
-        claim = {"ok": False} if _IS_WHOLE or stage.is_dry else {}  # else the time is short
+        claim = {"ok": False} if _IS_WHOLE and not stage.is_dry else {}  # else the time is short
         say("interval", **about, why="there were too few checkpoints in this time", **claim)
         return
     clean_s = [one for one, touched in trained[committed[0]["at_step"] :] if not touched]

@@ -55,7 +55,7 @@ def main() -> None:
             stage,
             train,
             folder,
-            kills=(4, 7, 11) if stage.is_dry else (13, 29, 47),
+            kills=(6, 9, 12) if stage.is_dry else (13, 29, 47),
             context=stage.processes("tests.gpu.stages.resnet"),
             model=_model(stage)[1],
         )
