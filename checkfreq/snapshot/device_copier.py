@@ -321,7 +321,7 @@ class DeviceCopier:
         return pairs
 
     def _allocate(self, num_bytes: int, *, at_any_rate: bool = False) -> Tensor | None:
-        """Memory of the device; None if there is none to be had (``at_any_rate``: at once)."""
+        """Memory of the device; None if none is to be had at once (``at_any_rate``: at all)."""
         if not (at_any_rate or self.room.has(num_bytes)):
             return None
         try:

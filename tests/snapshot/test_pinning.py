@@ -258,17 +258,24 @@ def test_after_each_piece_the_driver_is_free_for_as_long_as_the_piece_took(
     assert pieces.seconds == 3 + 4 + 5 + 6 + 7
 
 
+class NotedTurns(NodeTurns):
+    """Says in ``order`` where a turn begins and ends."""
+
+    def __init__(self, order: list[str]) -> None:
+        super().__init__()
+        self._order = order
+
+    @contextlib.contextmanager
+    def turn(self, hurry: threading.Event) -> Iterator[None]:
+        self._order.append("turn")
+        yield
+        self._order.append("end")
+
+
 def test_each_piece_and_the_pause_after_it_are_one_turn(
     fake: FakeDevice, address: int, tmp_path: Path
 ) -> None:
     order: list[str] = []
-
-    class Noted(NodeTurns):
-        @contextlib.contextmanager
-        def turn(self, hurry: threading.Event) -> Iterator[None]:
-            order.append("turn")
-            yield
-            order.append("end")
 
     class Pause(Pauses):
         def wait(self, timeout: float | None = None) -> bool:
@@ -276,7 +283,7 @@ def test_each_piece_and_the_pause_after_it_are_one_turn(
             return super().wait(timeout)
 
     fake.registrations.before = lambda _: order.append("pin")
-    pinner = pinner_of(fake, tmp_path, turns=Noted(), piece_bytes=3 * PAGE_BYTES)
+    pinner = pinner_of(fake, tmp_path, turns=NotedTurns(order), piece_bytes=3 * PAGE_BYTES)
     assert pinned(pinner, address, hurry=Pause()) is not None
     assert order == ["turn", "pin", "pause", "end", "turn", "pin", "end"]
 
@@ -286,19 +293,14 @@ def test_pieces_are_unpinned_in_turns_with_pauses_too(
 ) -> None:
     order: list[str] = []
 
-    class Noted(NodeTurns):
-        @contextlib.contextmanager
-        def turn(self, hurry: threading.Event) -> Iterator[None]:
-            order.append("turn")
-            yield
-            order.append("end")
-
     class Pause(Pauses):
         def wait(self, timeout: float | None = None) -> bool:
             order.append(f"pause {timeout}")
             return super().wait(timeout)
 
-    pinner = pinner_of(fake, tmp_path, turns=Noted(), piece_bytes=3 * PAGE_BYTES, clock=Ticks())
+    pinner = pinner_of(
+        fake, tmp_path, turns=NotedTurns(order), piece_bytes=3 * PAGE_BYTES, clock=Ticks()
+    )
     pieces = pinned(pinner, address)
     assert pieces is not None
     order.clear()

@@ -269,6 +269,8 @@ if count == 1:
     note("ready")
     while "SIGUSR1" not in notes():
         time.sleep(0.01)
+    # It is passed on by the supervisor too, which may come when Python has restored the default.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
 note(f"standby {is_from_standby}")
 sys.exit(count == 1)
 """
