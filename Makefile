@@ -72,7 +72,7 @@ gpu-proof: ## what only a GPU can show: PART=1 (7 minutes), 2 (3 minutes) or 3 (
 	  $(MAKE) $(VENV)/.dev; py=$(PY); fi; set -ex; \
 	PYTHONPATH=. $$py -m tests.gpu --part $(PART) --out '$(TO)' $(PROOF)
 
-# An S3 server for tests/s3, in an environment of its own; without it, they skip with a reason.
+# S3 servers for tests/s3, in an environment of their own; without them, they skip with a reason.
 servers: .venv-servers/.ready ## the servers that tests start, in .venv-servers
 
 .venv-servers/.ready: tests/s3/requirements.txt

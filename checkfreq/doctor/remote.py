@@ -23,6 +23,7 @@ _CREDENTIALS = (
     "Check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL, or the role "
     "of this machine; the role must allow to list, get, put and delete under the prefix."
 )
+_PARTS = "Let the role get objects there, and take a server that returns parts of them (Range)."
 
 
 def object_store(url: str, *, num_bytes: int = _NUM_BYTES) -> Iterator[Finding]:
@@ -51,11 +52,12 @@ def object_store(url: str, *, num_bytes: int = _NUM_BYTES) -> Iterator[Finding]:
             "Uploads go on beside training and take this long at least.", num_bytes,
         )  # fmt: skip
         view = memoryview(bytearray(num_bytes))
-        yield _timed(
+        got = _timed(
             "download", lambda: objects.read_into(keys[2], view, start=0),
-            f"One request of {size}; a restore sends several at a time.", num_bytes,
+            f"One request of {size}; a restore sends several at a time.", num_bytes, _PARTS,
         )  # fmt: skip
-        if view != data:
+        yield got
+        if got.status is Status.GOOD and view != data:
             yield Finding(
                 "same_bytes", Status.PROBLEM, "what was read is not what was written", means,
                 "The server, or a proxy before it, changes objects: take another.",
@@ -80,13 +82,15 @@ def _conditions(objects: RemoteObjects, key: str, kind: str) -> Finding:
     return Finding("conditional_write", Status.PROBLEM, f"ignored by this {kind}", means, mend)
 
 
-def _timed(name: str, call: object, means: str, num_bytes: int | None = None) -> Finding:
+def _timed(
+    name: str, call: object, means: str, num_bytes: int | None = None, mend: str = _CREDENTIALS
+) -> Finding:
     assert callable(call)
     start_s = time.perf_counter()
     try:
         call()
     except (CheckFreqError, OSError) as error:
-        return Finding(name, Status.PROBLEM, str(error), means, _CREDENTIALS)
+        return Finding(name, Status.PROBLEM, str(error), means, mend)
     seconds = time.perf_counter() - start_s
     found = f"{1e3 * seconds:.0f} ms"
     figures: dict[str, float] = {"seconds": seconds}

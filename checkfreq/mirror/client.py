@@ -37,6 +37,7 @@ _MEANINGS = (
     ("<Code>NoSuchBucket", errno.ENOENT, "there is no such bucket: create it, or correct the URL"),
     ("<Code>ContainerNotFound", errno.ENOENT, "there is no such container: create it"),
     ("<Code>RequestTimeTooSkewed", errno.EACCES, "this machine's clock is wrong: set it"),
+    ("non-partial response", errno.EIO, "the server returns no parts of objects: take another"),
     ("<Code>ExpiredToken", errno.EACCES, "the credentials have expired: renew them"),
     ("", errno.EACCES, "access is denied: check the credentials, and what they may do"),
 )
@@ -212,7 +213,7 @@ class RemoteObjects:
         refusals = (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError)
         is_refusal = isinstance(error, refusals) or _REFUSED.search(text) is not None
         for code, number, hint in _MEANINGS:
-            if code in text and (is_refusal or number == errno.ENOENT):
+            if code in text and (is_refusal or number != errno.EACCES):
                 return number, hint
         return None
 

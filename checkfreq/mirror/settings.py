@@ -46,6 +46,9 @@ _CLIENT_OPTIONS = frozenset(
         *("randomize_addresses", "root_certificate", "timeout", "user_agent"),
     }
 )
+#: Unless options say otherwise: the service compares what arrived, and stores the checksum with the
+#: object; and objects are removed one by one, since some servers refuse to remove several at once.
+_S3_USUAL = {"checksum_algorithm": "SHA256", "disable_bulk_delete": "true"}
 #: A request that sends a part slower than this is given up, and tried again.
 _SLOWEST_BYTES_PER_S = 100_000
 _LEAST_TIMEOUT_S = 60
@@ -213,9 +216,10 @@ def _options(mirror: Mirror, scheme: str) -> tuple[Any, Any]:
     client |= _client_environment(scheme)
     client |= {name: value for name, value in given.items() if name in _CLIENT_OPTIONS}
     config = {name: value for name, value in given.items() if name not in _CLIENT_OPTIONS}
-    if scheme.startswith("s3") and not any("checksum" in name for name in config):
-        # The service compares what arrived, and stores the checksum with the object.
-        config["checksum_algorithm"] = "SHA256"
+    if scheme.startswith("s3"):
+        for name, value in _S3_USUAL.items():
+            if not any(name in one.lower() for one in config):
+                config[name] = value
     return config, client
 
 

@@ -345,7 +345,7 @@ def test_where_nothing_can_be_removed_that_is_said_once_and_uploads_go_on(
         put(store, step)
         service.committed(step)
         reports.wait_for(uploaded(step))
-        service.remove([step - 1])
+        service.remove([step - 1], once=step)
         told.append(reports.wait_for(lambda report: report.state is State.IDLE).problem)
     assert told[0] == ""  # there was nothing to remove
     assert "nothing can be removed there" in told[1]

@@ -1,4 +1,4 @@
-"""One S3 server for the tests of a module, and a prefix for each test."""
+"""An S3 server for the tests of a module, and a prefix for each test."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ import pytest
 from tests.s3.proxy import FaultProxy, one_in_five
 from tests.s3.server import S3Server, running
 
+#: For tests of what servers may differ in.
+ON_BOTH = pytest.mark.parametrize("s3", ["moto", "localbucket"], indirect=True, scope="module")
+
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with running(tmp_path_factory.mktemp("s3")) as server:
+def s3(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[S3Server]:
+    """moto's, or the one of the test's parameter."""
+    with running(tmp_path_factory.mktemp("s3"), getattr(request, "param", "moto")) as server:
         yield server
 
 

@@ -61,9 +61,8 @@ class FaultProxy:
         self.seen: Counter[Fault] = Counter()
         self.paths: list[tuple[str, str]] = []
         self.is_over = threading.Event()
-        #: What becomes of the body of a request, and of its headers that are not passed on.
+        #: What becomes of the body of a request.
         self.change: Callable[[str, str, bytes], bytes] = lambda method, path, body: body
-        self.drops: set[str] = set()
         #: An answer to every request instead of the server's: a status and a code.
         self.refuses: tuple[int, str] | None = None
         self._http = _Server(("127.0.0.1", 0), _Handler)
@@ -139,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.command, self.path, skip_host=True, skip_accept_encoding=True
             )
             for name, value in self.headers.items():
-                if name.lower() not in {"connection", *self.server.proxy.drops}:
+                if name.lower() != "connection":
                     connection.putheader(name, value)
             connection.endheaders(body)
             reply = connection.getresponse()

@@ -1,6 +1,7 @@
-"""A real S3 server over HTTP on this machine: moto's, as a process of its own.
+"""A real S3 server over HTTP on this machine, as a process of its own: moto's, or one of two that
+differ from it.
 
-It runs in the virtual environment that ``make servers`` makes from ``requirements.txt``.
+They run in the virtual environment that ``make servers`` makes from ``requirements.txt``.
 """
 
 from __future__ import annotations
@@ -23,6 +24,13 @@ BUCKET = "checkpoints"
 KEY_ID, SECRET = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI-K7MDENG-bPxRfiCYEXAMPLEKEY"
 _DEADLINE_S = 60.0
 _TRIES = 3
+#: The only other one that honours conditions, and cannot remove several objects at a time; and one
+#: that answers requests for a part of an object with all of it.
+_COMMANDS = {
+    "moto": "python -m moto.server -H 127.0.0.1 -p {port}",
+    "localbucket": "localbucket --port {port} {buckets}",
+    "rclone": "rclone --config {null} serve s3 --addr 127.0.0.1:{port} --auth-key {key} {buckets}",
+}
 
 
 @dataclass(frozen=True)
@@ -47,15 +55,19 @@ class S3Server:
 
 
 @contextlib.contextmanager
-def running(folder: Path, **environment: str) -> Iterator[S3Server]:
+def running(folder: Path, name: str = "moto", **environment: str) -> Iterator[S3Server]:
     """A server with an empty bucket; skips, or fails where it must run, if it does not start."""
-    python = Path(os.environ.get("CHECKFREQ_SERVERS", ROOT / ".venv-servers")) / "bin" / "python"
-    if not python.exists():
-        require("s3", f"no S3 server: {python} is not there (make servers)")
+    binaries = Path(os.environ.get("CHECKFREQ_SERVERS", ROOT / ".venv-servers")) / "bin"
+    program, *words = _COMMANDS[name].split()
+    if not (binaries / program).exists():
+        require("s3", f"no S3 server: {binaries / program} is not there (make servers)")
+    buckets = folder / "buckets"
+    (buckets / BUCKET).mkdir(parents=True)  # moto keeps its own in memory
     for _ in range(_TRIES):
         port = _free_port()
+        values = {"port": port, "buckets": buckets, "key": f"{KEY_ID},{SECRET}", "null": os.devnull}
         with (folder / "s3-server.log").open("ab") as log:
-            command = [str(python), "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+            command = [str(binaries / program), *(word.format(**values) for word in words)]
             process = subprocess.Popen(
                 command, stdout=log, stderr=log, env={**os.environ, **environment}
             )

@@ -17,6 +17,7 @@ from checkfreq.formats import from_torch_save
 from checkfreq.mirror.client import RemoteObjects
 from checkfreq.store.store import CheckpointStore
 from tests.mirror.planting import Planted
+from tests.s3.conftest import ON_BOTH
 from tests.s3.server import BUCKET, KEY_ID, SECRET, S3Server
 
 pytestmark = [pytest.mark.s3, pytest.mark.more]
@@ -86,6 +87,7 @@ def test_a_directory_is_compared_with_its_mirror(s3: S3Server, url: str, tmp_pat
     assert "equal: " in done.stdout
 
 
+@ON_BOTH
 def test_a_damaged_mirror_is_trouble_and_no_difference(
     s3: S3Server, url: str, tmp_path: Path, prefix: str
 ) -> None:
@@ -108,6 +110,7 @@ def test_a_mirror_that_holds_nothing_is_trouble(s3: S3Server, url: str, tmp_path
     assert f"{url}-other holds no checkpoint" in done.stderr
 
 
+@ON_BOTH
 def test_the_doctor_tries_an_object_store_and_leaves_nothing(
     s3: S3Server, tmp_path: Path, prefix: str
 ) -> None:

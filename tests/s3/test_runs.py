@@ -7,7 +7,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -30,9 +30,18 @@ from tests.contract.runs import Training, config, managed
 from tests.notices.conftest import Server, server
 from tests.notices.test_clouds import ACTION
 from tests.patience import slowness
-from tests.s3.program import DEADLINE_S, Child, Job, train_until_stopped, wait_uploaded
+from tests.s3.conftest import ON_BOTH
+from tests.s3.program import (
+    DEADLINE_S,
+    Child,
+    Job,
+    train_until_stopped,
+    wait_until_state,
+    wait_uploaded,
+)
 from tests.s3.proxy import Fault, FaultProxy
 from tests.s3.server import SECRET, S3Server, running
+from tests.s3.test_command import checkfreq
 from tests.supervisor.supervised import Supervised
 
 __all__ = ["server"]
@@ -135,6 +144,7 @@ def switched(s3: S3Server) -> Iterator[tuple[FaultProxy, Switch]]:
         yield proxy, switch
 
 
+@ON_BOTH
 def test_what_only_the_directory_has_is_not_removed_while_the_server_is_away(
     s3: S3Server, switched: tuple[FaultProxy, Switch], prefix: str, tmp_path: Path
 ) -> None:
@@ -161,6 +171,7 @@ def test_what_only_the_directory_has_is_not_removed_while_the_server_is_away(
     assert found.verify(6) == CheckpointStore(chk_dir).manifest(6)
 
 
+@ON_BOTH
 @pytest.mark.parametrize(
     ("name", "fault"),
     [("SIGUSR1", Fault.FAIL), ("SIGTERM", Fault.HANG)],
@@ -206,6 +217,7 @@ def test_a_run_that_only_restores_from_the_mirror_does_not_say_that_it_is_not_th
     assert "is not in the mirror" not in caplog.text
 
 
+@ON_BOTH
 def test_damage_on_the_server_is_walked_past(s3: S3Server, prefix: str, tmp_path: Path) -> None:
     mirror = s3.mirror(prefix)
     first, training = Training(), Training(seed=1)
@@ -229,6 +241,7 @@ def test_damage_on_the_server_is_walked_past(s3: S3Server, prefix: str, tmp_path
         assert training.bits() == bits[0]
 
 
+@ON_BOTH
 def test_a_frozen_weight_that_was_damaged_on_its_way_is_sent_again(
     s3: S3Server,
     switched: tuple[FaultProxy, Switch],
@@ -268,27 +281,29 @@ def test_a_frozen_weight_that_was_damaged_on_its_way_is_sent_again(
         source.verify(step)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "said"),
-    [
-        (lambda proxy: proxy.drops.add("range"), "cannot be read back in parts"),
-        (
-            lambda proxy: setattr(proxy, "refuses", (403, "RequestTimeTooSkewed")),
-            "this machine's clock is wrong",
-        ),
-    ],
-)
-def test_a_server_that_cannot_be_a_mirror_is_found_at_the_start(
-    spoil: Callable[[FaultProxy], None],
-    said: str,
-    switched: tuple[FaultProxy, Switch],
-    s3: S3Server,
-    prefix: str,
+def test_a_clock_that_is_wrong_is_not_said_to_be_the_credentials(
+    switched: tuple[FaultProxy, Switch], s3: S3Server, prefix: str
 ) -> None:
     proxy, _ = switched
-    spoil(proxy)
-    with pytest.raises(StorageError, match=said):
+    proxy.refuses = (403, "RequestTimeTooSkewed")
+    with pytest.raises(StorageError, match="this machine's clock is wrong"):
         ClaimKeeper(RemoteObjects(s3.mirror(prefix, port=proxy.port)), run="one").take()
+
+
+def test_a_server_that_takes_uploads_and_returns_no_parts_of_them_is_refused_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(tmp_path, "rclone") as server:
+        mirror, training = server.mirror("run"), Training()
+        with with_mirror(tmp_path / "chk", training, mirror) as manager:
+            training.steps(manager, 1)
+            manager.wait()
+            wait_until_state(manager, "failing")
+        assert RemoteObjects(mirror).list("") == {}
+        done = checkfreq(server, "doctor", mirror.url, cwd=tmp_path)
+    assert "the server returns no parts of objects: take another" in caplog.text
+    assert "take a server that returns parts of them" in done.stdout
+    assert "same_bytes" not in done.stdout
 
 
 RESTORING = """
@@ -347,6 +362,7 @@ def test_a_server_that_goes_away_in_the_middle_of_a_restore_loses_nothing(
         Restorer(tmp_path / "chk", remote=source, shows_progress=False).find(None, look)
 
 
+@ON_BOTH
 def test_a_bucket_that_is_not_there_is_said_to_be_missing(s3: S3Server) -> None:
     mirror = Mirror("s3://no-such-bucket/run", options=s3.options())
     for call in (

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from checkfreq import KeepLast, faults
+from checkfreq.mirror.client import RemoteObjects
 from checkfreq.mirror.reader import MirrorReader
 from tests.crash.processes import run_to_end, wait_unlocked
 from tests.crash.programs import Run
+from tests.s3.conftest import ON_BOTH
 from tests.s3.program import Child, Job, check_markers, expect_whole, train
 from tests.s3.proxy import FaultProxy
 from tests.s3.server import S3Server
@@ -73,6 +75,7 @@ def test_a_server_that_spoils_one_request_in_five_gets_everything_and_no_marker_
     expect_whole(straight, tmp_path / "chk", newest=6)
 
 
+@ON_BOTH
 def test_a_new_machine_goes_on_with_the_same_bits(
     s3: S3Server, prefix: str, tmp_path: Path, digests: dict[int, str]
 ) -> None:
@@ -86,3 +89,6 @@ def test_a_new_machine_goes_on_with_the_same_bits(
         (n, digests[n]) for n in (NUM_STEPS + 1, NUM_STEPS + 2)
     ]
     expect_whole(job.mirror, tmp_path / "new", newest=NUM_STEPS + 2)
+    assert MirrorReader(job.mirror).steps() == [NUM_STEPS + 2]
+    left = {key.split("/")[0] for key in RemoteObjects(job.mirror).list("")}
+    assert left == {"checkpoints", "manifests", "objects"}, "the claim, or a probe, is left"
