@@ -1,4 +1,4 @@
-"""A real S3 server over HTTP on this machine, as a process of its own: moto's, or one of two that
+"""A real S3 server over HTTP on this machine, as a process of its own: moto, or one of two that
 differ from it.
 
 They run in the virtual environment that ``make servers`` makes from ``requirements.txt``.
@@ -24,8 +24,8 @@ BUCKET = "checkpoints"
 KEY_ID, SECRET = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI-K7MDENG-bPxRfiCYEXAMPLEKEY"
 _DEADLINE_S = 60.0
 _TRIES = 3
-#: The only other one that honours conditions, and cannot remove several objects at a time; and one
-#: that answers requests for a part of an object with all of it.
+#: localbucket ignores If-Match and cannot remove several objects with one request; rclone answers a
+#: request for a part of an object with all of it.
 _COMMANDS = {
     "moto": "python -m moto.server -H 127.0.0.1 -p {port}",
     "localbucket": "localbucket --port {port} {buckets}",
