@@ -5,11 +5,13 @@ namespace. A fence whose first line is ``# NAME.py`` is that file instead, and i
 ``$ command`` lines of ``console`` fences run with bash in the same folder, in page order too; they
 must exit with 0, or with N where the line ends with ``# exits N``. A command continues after a
 backslash at the end of its line. Lines without ``$`` are output, which the command must print, with
-any numbers; not compared are lines of our log, and those of a fence that leaves some out (…).
+any numbers, and this folder for /home/you; not compared are lines of our log, and those of a fence
+that leaves some out (…).
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -90,7 +92,7 @@ def _run_commands(snippet: Snippet, page: Path) -> None:
 def _missing(shown: str, said: str) -> str | None:
     """The first line that is shown and was not said, or not in this order."""
     lines = iter(said.splitlines())
-    for line in shown.splitlines():
+    for line in shown.replace("/home/you", os.getcwd()).splitlines():
         words = (
             "".join(r"[\d.,:]+" if _NUMBER.match(part) else re.escape(part) for part in parts)
             for parts in map(_NUMBER.split, line.split())
