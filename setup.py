@@ -79,6 +79,7 @@ setup(
     packages=find_packages(include=["checkfreq", "checkfreq.*", "iterators", "iterators.*"]),
     package_data={
         "checkfreq": ["py.typed"],
+        "checkfreq.examples": ["jobs/*"],
         "checkfreq.simulation": ["rank_costs.jsonl"],
         "iterators": ["py.typed"],
     },

@@ -102,6 +102,7 @@ def test_every_arm_trains_to_the_same_bits_as_no_checkpoint(
     # The others are periodic: one that finds no free slot is taken a boundary later.
     assert certain <= script.committed()
     assert report["checkpoints"]["num_failed"] == 0
+    assert report["checkpoints"]["last_durable_step"] == 10
 
 
 def test_a_forced_stop_in_mid_epoch_resumes_to_the_same_bits(

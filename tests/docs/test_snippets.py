@@ -63,7 +63,8 @@ def test_snippets_of_a_page_share_a_namespace_and_a_folder(tmp_path: Path) -> No
     page = tmp_path / "page.md"
     page.write_text(
         "<!-- setup\nname = 'made'\n-->\n```python\nopen(name, 'w').close()\n```\n"
-        "```console\n$ test -e made && \\\n    mv made moved\n$ false  # exits 1\n```\n"
+        "```console\n$ test -e made && \\\n    mv made moved\n$ false  # exits 1\n"
+        "$ echo 'A   2 s'; echo B=31\nA 1.5 s\nB=1\n```\n"
         "```python\nassert __import__('os').path.exists('moved')\n```\n"
     )
     ran = run_page(page, tmp_path)
@@ -82,7 +83,11 @@ def test_a_fence_that_begins_with_a_file_name_is_that_file(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("snippet", "line"),
-    [("```python\nassert 1 == 2\n```\n", 4), ("```console\n$ true\n$ false\n```\n", 5)],
+    [
+        ("```python\nassert 1 == 2\n```\n", 4),
+        ("```console\n$ true\n$ false\n```\n", 5),
+        ("```console\n$ true\n$ echo durable step None\ndurable step 2\n```\n", 5),
+    ],
 )
 def test_a_snippet_that_fails_is_named_by_its_line(snippet: str, line: int, tmp_path: Path) -> None:
     page = tmp_path / "page.md"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 import zipfile
 from email.message import Message
@@ -101,6 +102,19 @@ def test_the_examples_run_from_the_wheel(beside_torch: Path, tmp_path: Path) -> 
     for name in ("imagenet", "imagenet.run_all"):
         said = run([python, "-m", f"checkfreq.examples.{name}", "--help"], cwd=tmp_path).stdout
         assert f"usage: python -m checkfreq.examples.{name} " in said
+
+
+@pytest.mark.parametrize("page", ["slurm.md", "spot.md"])
+def test_the_job_files_of_a_page_are_copied_from_the_wheel(
+    page: str, beside_torch: Path, tmp_path: Path
+) -> None:
+    copy, *_ = snippets_of((ROOT / "docs" / page).read_text())
+    path = f"{beside_torch}:{os.environ['PATH']}"
+    run(["bash", "-c", copy.code.removeprefix("$ ")], cwd=tmp_path, PATH=path)
+    assert {path.name for path in (tmp_path / "jobs").iterdir()} == {
+        path.name for path in (ROOT / "checkfreq/examples/jobs").iterdir()
+    }
+    assert os.access(tmp_path / "jobs/chain.sh", os.X_OK)
 
 
 def test_commands_that_look_need_the_wheel_click_and_xxhash_alone(

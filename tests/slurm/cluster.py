@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "benchmarks" / "slurm"
+SCRIPTS = ROOT / "checkfreq" / "examples" / "jobs"
 DEADLINE_S = 200.0
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun")
 _DAEMONS = (["slurmctld", "-D"], ["slurmd", "-D", "-N", "n1"], ["slurmd", "-D", "-N", "n2"])

@@ -1,4 +1,4 @@
-"""A training as a job: one of the scripts of benchmarks/slurm with `tests.slurm.trainer`."""
+"""A training as a job: one of the scripts of checkfreq/examples/jobs with `tests.slurm.trainer`."""
 
 from __future__ import annotations
 

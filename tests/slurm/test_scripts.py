@@ -1,4 +1,4 @@
-"""The job scripts of benchmarks/slurm: who is requeued, and who is not."""
+"""The job scripts of checkfreq/examples/jobs: who is requeued, and who is not."""
 
 from __future__ import annotations
 

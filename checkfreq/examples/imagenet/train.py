@@ -80,10 +80,8 @@ def train(args: argparse.Namespace, ranks: Ranks) -> None:
                     evaluate(epoch, data.val(), task, args, ranks)
             if args.barrier:
                 ranks.meet()
-        if cf_manager is not None:
-            cf_manager.wait()
-        if args.report:
-            write_report(args.report, task=task, batches=batches, cf_manager=cf_manager)
+    if args.report:  # now that the last checkpoint is durable
+        write_report(args.report, task=task, batches=batches, cf_manager=cf_manager)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 #!/bin/bash
 # Where a site forbids requeueing: COUNT jobs at once, each waiting for the end of those before.
 #
-#   benchmarks/slurm/chain.sh COUNT [OPTION OF SBATCH ...] SCRIPT [ARGUMENT ...]
-#   benchmarks/slurm/chain.sh 5 --time=2:00:00 benchmarks/slurm/single.sbatch python train.py
+#   jobs/chain.sh COUNT [OPTION OF SBATCH ...] SCRIPT [ARGUMENT ...]
+#   jobs/chain.sh 5 --time=2:00:00 jobs/single.sbatch python train.py
 #
 # Run it on a login node. A job begins when the one before ended with any status but 0: told to stop,
 # out of time, or crashed. When one succeeds, the run is done and the rest leave the queue.

@@ -1,9 +1,8 @@
-"""The files of benchmarks/kubernetes and benchmarks/spot run, and fit our exit statuses."""
+"""The job files for Kubernetes and SkyPilot run, and fit our exit statuses."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -22,9 +21,9 @@ from iterators import TrainingStopped
 pytestmark = pytest.mark.more
 
 ROOT = Path(__file__).resolve().parents[2]
-ENTRYPOINT = str(ROOT / "benchmarks/spot/entrypoint.sh")
-JOB: dict[str, Any] = yaml.safe_load((ROOT / "benchmarks/kubernetes/job.yaml").read_text())
-SKY: dict[str, Any] = yaml.safe_load((ROOT / "benchmarks/spot/sky.yaml").read_text())
+JOBS = ROOT / "checkfreq/examples/jobs"
+JOB: dict[str, Any] = yaml.safe_load((JOBS / "kubernetes.yaml").read_text())
+SKY: dict[str, Any] = yaml.safe_load((JOBS / "sky.yaml").read_text())
 EXAMPLE = "checkfreq.examples.minimal"
 #: Trains on in its first run until it is told to stop.
 SLOW = [sys.executable, "-m", "tests.slurm.trainer", "--slow-runs=1"]
@@ -123,47 +122,6 @@ def test_a_container_that_is_stopped_ends_with_the_status_that_the_job_ignores(
 
 
 # ---- spot machines
-
-
-def test_the_entry_point_passes_a_stop_on_and_the_next_machine_continues(tmp_path: Path) -> None:
-    chk_dir = tmp_path / "run"
-    command = [ENTRYPOINT, *SLOW, str(chk_dir)]
-    with training(command, chk_dir) as process:
-        process.terminate()
-        assert process.wait(DEADLINE_S) == 75
-
-    done = run(command)
-
-    assert done.returncode == 0, done.stderr
-    result = json.loads((tmp_path / "run.result.json").read_text())
-    assert {times for epoch in result["counts"] for times in epoch} == {1}
-
-
-def test_the_entry_point_starts_what_crashed_again(tmp_path: Path) -> None:
-    crashed = f"mkdir {tmp_path}/once 2>/dev/null && exit 3; exit 0"
-    done = run([ENTRYPOINT, "sh", "-c", crashed])
-    assert done.returncode == 0
-    assert "ended with status 3: starting it again" in done.stderr
-
-
-def test_the_entry_point_gives_up_what_keeps_crashing(tmp_path: Path) -> None:
-    done = run([ENTRYPOINT, "sh", "-c", f"echo >> {tmp_path}/starts; exit 3"], MAX_CRASHES="2")
-    assert done.returncode == 3
-    assert (tmp_path / "starts").read_text().count("\n") == 3
-
-
-def test_the_entry_point_does_not_start_again_what_was_ended_before_it_could_save(
-    tmp_path: Path,
-) -> None:
-    program = f"echo > {tmp_path}/begun; exec sleep 600"
-    command = [ENTRYPOINT, "sh", "-c", program]
-    with subprocess.Popen(command, cwd=ROOT, env=environment()) as process:
-        end_s = time.monotonic() + DEADLINE_S
-        while not (tmp_path / "begun").exists():
-            assert time.monotonic() < end_s
-            time.sleep(0.01)
-        process.terminate()
-        assert process.wait(DEADLINE_S) == 128 + signal.SIGTERM
 
 
 def test_sky_recovers_from_a_stop() -> None:
