@@ -40,6 +40,7 @@ def stopped_run(
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP"])
 def test_should_stop_is_true_once_a_signal_came(chk_dir: Path, name: str) -> None:
+    signal.signal(signal.Signals[name], signal.SIG_DFL)  # as outside nohup
     training = Training()
     with managed(chk_dir, training.chk) as manager:
         training.steps(manager, 1)

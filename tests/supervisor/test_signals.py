@@ -41,7 +41,11 @@ def listening(*numbers: signal.Signals, status: int = 1) -> str:
 def test_a_signal_to_end_is_passed_on_and_is_the_end(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    run = Supervised(tmp_path, listening(number, status=9))
+    run = Supervised(
+        tmp_path,
+        listening(number, status=9),
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # as outside nohup
+    )
     run.wait_for("ready")
     run.send(number)
     assert run.end() == (9, [f"told to stop by {number.name}: exit status 9"])
