@@ -50,6 +50,9 @@ _LONGEST_REST_S = 10.0
 _LOOK_FOR_COPY_S = 0.05
 #: A worker that is to be killed at a deadline ends its upload this much earlier.
 _END_UPLOAD_S = 5.0
+#: One that does not, since it heard of the deadline too late, is killed this much earlier: its
+#: trainer has to end in time as well.
+_KILL_UPLOAD_S = 3.0
 
 
 class Persistence:
@@ -344,10 +347,17 @@ class Persistence:
         upload_for_s = max(0.0, min(upload_left_s, timeout_s - _END_UPLOAD_S))
         upload_for_s = min(self._mirror.wait_on_close_s, upload_for_s)
         was_open = self._client.has_opened
+        uploads_only = upload_for_s > 0.0 and not self.num_in_flight
+        spare_s = _KILL_UPLOAD_S if uploads_only else 0.0
         if (coming := self._catalog.newest) is not None:  # afterwards nobody could ask for it
             doomed = self._mirror.to_remove(coming=coming)
             self._client.prune_mirror(doomed, once=coming.step)
-        if not self._client.close(timeout_s=timeout_s, upload_for_s=upload_for_s, left_s=left_s):
+        has_ended = self._client.close(
+            timeout_s=timeout_s,
+            upload_for_s=upload_for_s,
+            left_s=lambda: left_s() - spare_s,
+        )
+        if not has_ended and not uploads_only:  # else `closed` says what the mirror has not got
             logger.error(
                 "the persist worker did not finish within %.0f s and was killed",
                 time.monotonic() - began_s,
