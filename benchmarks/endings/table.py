@@ -20,8 +20,7 @@ def endings(lines: list[Line]) -> str:
     texts = [
         f"| {event} | {mirror} | {_each(row, _status)} | {_each(row, _job)} "
         f"| {_each(row, _durable)} | {_each(row, _mirrored)} "
-        f"| {_each(row, lambda x: f'{x["took_s"]:.0f} s')} "
-        f"| {_each(row, lambda x: f'{x["left_s"]:.0f} s')} |"
+        f"| {_each(row, _took)} | {_each(row, _left)} |"
         for (event, mirror), row in rows.items()
     ]
     return table(columns, texts, lines)
@@ -47,6 +46,14 @@ def _durable(x: Line) -> str:
 
 def _mirrored(x: Line) -> str:
     return _which(x["mirrored"], x["stopped_at"])
+
+
+def _took(x: Line) -> str:
+    return f"{x['took_s']:.0f} s"
+
+
+def _left(x: Line) -> str:
+    return f"{x['left_s']:.0f} s"
 
 
 def _which(step: int | None, last: int) -> str:
