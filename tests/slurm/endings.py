@@ -210,11 +210,13 @@ class Place:
             case "SIGTERM":
                 call("scancel", "--signal=TERM", number)
             case "SIGUSR1" | "time limit":
-                ends_at_s = self._limit(job)
-                if cell.event == "SIGUSR1" and cell.way == "requeue":
+                if cell.event == "time limit":
+                    self._bring_limit_near(job)
+                elif cell.way == "requeue":
                     call("scancel", "--signal=USR1", number)
-                elif cell.event == "SIGUSR1":
+                else:
                     self.cluster.signal_script(number)
+                ends_at_s = _unix_s(self.cluster.shown(number, "EndTime"))
             case "spot notice":
                 ends_at_s = time.time() + _NOTICE_S
                 at = datetime.fromtimestamp(ends_at_s, timezone.utc).isoformat()
@@ -230,12 +232,11 @@ class Place:
         if cell.event == "spot notice":
             del self.metadata.answers[f"{method} /{cell}{path}"]
 
-    def _limit(self, job: Job) -> float:
-        """When the job's limit is, nearer than it was if it is early enough for that."""
+    def _bring_limit_near(self, job: Job) -> None:
+        """Change the job's limit to the next whole minute, if that leaves time to hear of it."""
         began_s = _unix_s(self.cluster.shown(job.number, "StartTime"))
         if time.time() < began_s + _EARLY_S:
             self.cluster.call("scontrol", "update", f"JobId={job.number}", "TimeLimit=1")
-        return _unix_s(self.cluster.shown(job.number, "EndTime"))
 
     def _wait(self, job: Job, holds: Callable[[], bool]) -> None:
         """Until something holds; the job must not end before."""
