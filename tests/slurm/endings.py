@@ -6,12 +6,11 @@ until it has a checkpoint, and again after the run has ended.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -30,6 +29,8 @@ WAYS = ("requeue", "script", "supervised")
 #: ``CFConfig.stop_grace_s``; the cluster leaves more.
 GRACE_S = 15
 _NOTICE_S = 30.0
+#: Where the job's limit is what ends a run that does not.
+_LIMITED = ("SIGUSR1", "time limit")
 #: What a slow mirror takes for an object: longer than anything waits here.
 _SLOW_S = 150.0
 #: So long after a job began, its limit can still become the next whole minute.
@@ -148,8 +149,9 @@ class Place:
             newest = job.newest()
             self._wait(job, lambda: job.newest() > newest and outage.seen.is_set())
             began_s = time.time()
-            with self._ended(cell, job, node) as ends_at_s:
-                wait_until(lambda: bool(_ends(job)) or self._has_ended(job), job.log)
+            ends_at_s = self._tell_to_end(cell, job, node)
+            wait_until(lambda: bool(_ends(job)) or self._has_ended(job), job.log)
+            self.metadata.answers.pop(_action(cell), None)  # the next machine has no notice
             first = {"status": None, "at_unix_s": time.time(), **next(iter(_ends(job)), {})}
             mirrored = max(source.steps(), default=None)
             outage.end(proxy)
@@ -175,10 +177,9 @@ class Place:
         folder.mkdir()
         variables = self.s3.variables(port=port)
         export = ",".join(f"{name}={value}" for name, value in variables.items())
-        is_limited = cell.event in ("time limit", "SIGUSR1")
         options = [f"--nodelist={node}", "--cpus-per-task=40", "--signal=URG@1"]
         options += ["--partition=spot" if cell.event == "preemption" else "--partition=main"]
-        options += ["--time=2" if is_limited else "--time=60"]
+        options += ["--time=2" if cell.event in _LIMITED else "--time=60"]
         more = [
             "--mirror",
             self.s3.mirror(str(cell)).url,
@@ -201,36 +202,32 @@ class Place:
             self.cluster, "single.sbatch", folder, options, command=command, export=export
         )
 
-    @contextlib.contextmanager
-    def _ended(self, cell: Cell, job: Job, node: str) -> Iterator[float]:
-        """Tell the run to end; when it would be ended, and until then what told it."""
+    def _tell_to_end(self, cell: Cell, job: Job, node: str) -> float:
+        """What the cell is about; returns when the run will be ended."""
         call, number = self.cluster.call, job.number
-        ends_at_s = time.time() + GRACE_S
         match cell.event:
             case "SIGTERM":
                 call("scancel", "--signal=TERM", number)
-            case "SIGUSR1" | "time limit":
-                if cell.event == "time limit":
-                    self._bring_limit_near(job)
-                elif cell.way == "requeue":
-                    call("scancel", "--signal=USR1", number)
-                else:
-                    self.cluster.signal_script(number)
-                ends_at_s = _unix_s(self.cluster.shown(number, "EndTime"))
+            case "SIGUSR1" if cell.way == "requeue":
+                call("scancel", "--signal=USR1", number)
+            case "SIGUSR1":
+                self.cluster.signal_script(number)
+            case "time limit":
+                self._bring_limit_near(job)
             case "spot notice":
                 ends_at_s = time.time() + _NOTICE_S
                 at = datetime.fromtimestamp(ends_at_s, timezone.utc).isoformat()
-                method, path = ACTION.split()
                 answer = json.dumps({"action": "terminate", "time": at})
-                self.metadata.answers[f"{method} /{cell}{path}"] = (200, answer)
+                self.metadata.answers[_action(cell)] = (200, answer)
+                return ends_at_s
             case "scancel":
                 call("scancel", number)
             case "preemption":
                 above = ("--partition=prio", f"--nodelist={node}", "--cpus-per-task=40")
                 call("sbatch", "--mem=100", "--output=/dev/null", *above, "--wrap=true")
-        yield ends_at_s
-        if cell.event == "spot notice":
-            del self.metadata.answers[f"{method} /{cell}{path}"]
+        if cell.event in _LIMITED:
+            return _unix_s(self.cluster.shown(number, "EndTime"))
+        return time.time() + GRACE_S
 
     def _bring_limit_near(self, job: Job) -> None:
         """Change the job's limit to the next whole minute, if that leaves time to hear of it."""
@@ -251,6 +248,12 @@ def _ends(job: Job) -> list[dict[str, float]]:
     """The ends of the runs so far that nobody killed."""
     path = job.folder / "ends.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def _action(cell: Cell) -> str:
+    """What a run asks for to learn of a spot notice."""
+    method, path = ACTION.split()
+    return f"{method} /{cell}{path}"
 
 
 def _unix_s(local: str) -> float:
