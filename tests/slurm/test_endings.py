@@ -63,7 +63,7 @@ def endings(
     if RECORDED:
         how = {
             **environment(),
-            "command": "CHECKFREQ_ENDINGS=record pytest {tests/slurm/test_endings.py}",
+            "command": "CHECKFREQ_ENDINGS=record pytest tests/slurm/test_endings.py",
         }
         with (RESULTS / "endings.jsonl").open("a") as out:
             for cell, each in found.items():
