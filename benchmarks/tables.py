@@ -14,6 +14,7 @@ from benchmarks.callback import table as callback
 from benchmarks.compare import table as compare
 from benchmarks.crashtest import table as crashtest
 from benchmarks.decision import table as decision
+from benchmarks.endings import table as endings
 from benchmarks.first import table as first
 from benchmarks.frequency import table as frequency
 from benchmarks.frozen import table as frozen
@@ -44,13 +45,14 @@ from benchmarks.traces import table as traces
 from benchmarks.versions import table as versions
 from benchmarks.watch import table as watch
 
-PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md")
+PAGES = (ROOT / "README.md", ROOT / "benchmarks" / "README.md", ROOT / "docs" / "endings.md")
 
 TABLES: dict[str, Table] = {
     **callback.TABLES,
     **compare.TABLES,
     **crashtest.TABLES,
     **decision.TABLES,
+    **endings.TABLES,
     **first.TABLES,
     **frequency.TABLES,
     **frozen.TABLES,

@@ -50,6 +50,9 @@ _LONGEST_REST_S = 10.0
 _LOOK_FOR_COPY_S = 0.05
 #: A worker that is to be killed at a deadline ends its upload this much earlier.
 _END_UPLOAD_S = 5.0
+#: Before a known end it ends it this much earlier, and one that heard of a deadline too late is
+#: killed so: a request that hangs holds it for a second more, and then its trainer has to end.
+_EXIT_S = 3.0
 
 
 class Persistence:
@@ -341,13 +344,20 @@ class Persistence:
         ``upload_left_s``, and ends in time for the rest.
         """
         began_s = time.monotonic()
-        upload_for_s = max(0.0, min(upload_left_s, timeout_s - _END_UPLOAD_S))
+        upload_for_s = max(0.0, min(upload_left_s - _EXIT_S, timeout_s - _END_UPLOAD_S))
         upload_for_s = min(self._mirror.wait_on_close_s, upload_for_s)
         was_open = self._client.has_opened
+        uploads_only = upload_for_s > 0.0 and not self.num_in_flight
+        spare_s = _EXIT_S if uploads_only else 0.0
         if (coming := self._catalog.newest) is not None:  # afterwards nobody could ask for it
             doomed = self._mirror.to_remove(coming=coming)
             self._client.prune_mirror(doomed, once=coming.step)
-        if not self._client.close(timeout_s=timeout_s, upload_for_s=upload_for_s, left_s=left_s):
+        has_ended = self._client.close(
+            timeout_s=timeout_s,
+            upload_for_s=upload_for_s,
+            left_s=lambda: left_s() - spare_s,
+        )
+        if not has_ended and not uploads_only:  # else `closed` says what the mirror has not got
             logger.error(
                 "the persist worker did not finish within %.0f s and was killed",
                 time.monotonic() - began_s,

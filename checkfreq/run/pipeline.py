@@ -548,6 +548,6 @@ class Pipeline:
         self.persistence.close(
             timeout_s=self.patience_s(),
             left_s=self.patience_s,
-            upload_left_s=self._last_moment.upload_left_s() - _LAST_WORDS_S,
+            upload_left_s=self._last_moment.upload_left_s(),
         )
         self._arena.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -71,8 +72,8 @@ class Server:
         return [what for what, _ in self.asked]
 
 
-@pytest.fixture
-def server() -> Iterator[Server]:
+@contextlib.contextmanager
+def serving() -> Iterator[Server]:
     """A real one, on a port of this machine."""
     state = Server()
 
@@ -99,3 +100,9 @@ def server() -> Iterator[Server]:
         yield state
         httpd.shutdown()
         thread.join(60.0)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as state:
+        yield state

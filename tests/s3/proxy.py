@@ -65,9 +65,7 @@ class FaultProxy:
         self.change: Callable[[str, str, bytes], bytes] = lambda method, path, body: body
         #: An answer to every request instead of the server's: a status and a code.
         self.refuses: tuple[int, str] | None = None
-        self._http = _Server(("127.0.0.1", 0), _Handler)
-        self._http.proxy = self
-        self.port: int = self._http.server_address[1]
+        self.port = 0
 
     @property
     def num_faults(self) -> int:
@@ -75,15 +73,24 @@ class FaultProxy:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[FaultProxy]:
-        thread = threading.Thread(target=self._http.serve_forever, daemon=True)
-        thread.start()
+        self.come_back()
         try:
             yield self
         finally:
             self.is_over.set()
-            self._http.shutdown()
-            self._http.server_close()
-            thread.join(_TIMEOUT_S)
+            self.leave()
+
+    def come_back(self) -> None:
+        """Listen where nobody does: at the beginning, or after `leave`."""
+        self._http = _Server(("127.0.0.1", self.port), _Handler)
+        self._http.proxy = self
+        self.port = self._http.server_address[1]
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+
+    def leave(self) -> None:
+        """Refuse new connections; those that there are stay."""
+        self._http.shutdown()
+        self._http.server_close()
 
 
 class _Server(ThreadingHTTPServer):

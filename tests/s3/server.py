@@ -49,6 +49,16 @@ class S3Server:
             "secret_access_key": secret,
         }
 
+    def variables(self, *, port: int | None = None) -> dict[str, str]:
+        """The same as variables of the environment."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port or self.port}",
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": KEY_ID,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+        }
+
     def mirror(self, prefix: str, *, port: int | None = None) -> Mirror:
         """A mirror under a prefix of the bucket."""
         return Mirror(f"s3://{BUCKET}/{prefix}", options=self.options(port=port))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -195,6 +197,36 @@ def test_a_server_that_is_away_does_not_hold_up_a_run_that_is_told_to_stop(
     assert child.read_all() == ([], 75)
     assert CheckpointStore(chk_dir).steps()[-1] == 3
     assert MirrorReader(s3.mirror(prefix)).steps() == [1]
+
+
+@pytest.mark.parametrize("says", ["SIGTERM", "deadline"])
+def test_the_last_upload_leaves_time_to_end(
+    says: str,
+    s3: S3Server,
+    switched: tuple[FaultProxy, Switch],
+    prefix: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Before a known end, and where SIGTERM comes when nobody had said how soon the end is."""
+    proxy, switch = switched
+    training, mirror = Training(), s3.mirror(prefix, port=proxy.port)
+    ends_at_unix_s = time.time() + 15.0 * slowness()
+    known = {"stop_grace_s": 10.0} if says == "SIGTERM" else {"deadline": ends_at_unix_s}
+    settings = config(mirror=mirror, **known)
+    with managed(tmp_path / "chk", training.chk, config=settings, chk_freq=1) as manager:
+        training.steps(manager, 1)
+        wait_uploaded(manager, 1)
+        switch.fault, switch.is_on = Fault.HANG, False
+        os.kill(os.getpid(), signal.SIGUSR1)
+        training.steps(manager, 1)
+        assert manager.stopped
+        if says == "SIGTERM":
+            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    left_s = manager._session.last_moment.grace_left_s() or ends_at_unix_s - time.time()
+    assert left_s > 1.0
+    assert "step 2 is not in the mirror" in caplog.text
+    assert "was killed" not in caplog.text
 
 
 def test_a_run_that_only_restores_from_the_mirror_does_not_say_that_it_is_not_there(

@@ -1,4 +1,4 @@
-"""A SLURM of two nodes on this machine, with a configuration, state and ports of its own.
+"""A SLURM of several nodes on this machine, with a configuration, state and ports of its own.
 
 Partitions: ``main``; ``spot``, whose jobs are preempted (with a grace) by those of ``prio``.
 """
@@ -18,8 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "checkfreq" / "examples" / "jobs"
 DEADLINE_S = 200.0
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun")
-_DAEMONS = (["slurmctld", "-D"], ["slurmd", "-D", "-N", "n1"], ["slurmd", "-D", "-N", "n2"])
-_ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 _LOOK_S = 0.1
 
 #: ``cred_expire`` is how long a requeued job waits. The CPUs are made up: jobs mostly wait.
@@ -31,7 +30,7 @@ CredType=cred/none
 AuthInfo=cred_expire=5
 SlurmUser=root
 SlurmdUser=root
-SlurmctldPort={ports[0]}
+SlurmctldPort={port}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool/%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -54,12 +53,12 @@ KillWait=20
 MinJobAge=3600
 SlurmdParameters=config_overrides
 NodeName=DEFAULT CPUs=64 RealMemory=64000 State=UNKNOWN
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]}
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]}
-PartitionName=main Nodes=n1,n2 Default=YES PreemptMode=OFF
-PartitionName=spot Nodes=n1 PriorityTier=1 PreemptMode=REQUEUE GraceTime=60
-PartitionName=prio Nodes=n1 PriorityTier=10 PreemptMode=OFF
+{nodes}
+PartitionName=main Nodes=ALL Default=YES PreemptMode=OFF
+PartitionName=spot Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime={grace_s}
+PartitionName=prio Nodes=ALL PriorityTier=10 PreemptMode=OFF
 """
+_NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port}"
 
 
 def why_not() -> str | None:
@@ -118,7 +117,7 @@ class Cluster:
     def wait_for_end(self, job: str) -> list[str]:
         """The final state of a job, or of each task of an array."""
         wait_until(
-            lambda: set(self.states(job)) <= _ENDED,
+            lambda: set(self.states(job)) <= ENDED,
             lambda: f"job {job} has not ended: {self.call('squeue', '-a')}{self.logs()}",
         )
         return self.states(job)
@@ -129,8 +128,12 @@ class Cluster:
 
     def restarts(self, job: str) -> int:
         """How often a job was started again."""
-        shown = self.call("scontrol", "show", "job", job).split()
-        return next(int(word.partition("=")[2]) for word in shown if word.startswith("Restarts="))
+        return int(self.shown(job, "Restarts"))
+
+    def shown(self, job: str, name: str) -> str:
+        """A field of ``scontrol show job``."""
+        words = self.call("scontrol", "show", "job", job).split()
+        return next(word.partition("=")[2] for word in words if word.startswith(f"{name}="))
 
     def logs(self) -> str:
         """What the daemons and the jobs wrote."""
@@ -139,17 +142,26 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def started(folder: Path) -> Iterator[Cluster]:
-    """A cluster that lives as long as the block; its jobs and daemons are gone afterwards."""
-    for name in ("state", "spool/n1", "spool/n2"):
+def started(folder: Path, *, num_nodes: int = 2, grace_s: int = 60) -> Iterator[Cluster]:
+    """A cluster that lives as long as the block; its jobs and daemons are gone afterwards.
+
+    Its nodes are n1, n2, ...; ``grace_s`` is what preempted jobs get.
+    """
+    names = [f"n{number}" for number in range(1, num_nodes + 1)]
+    for name in ("state", *(f"spool/{name}" for name in names)):
         (folder / name).mkdir(parents=True)
     host = socket.gethostname().split(".")[0]
-    text = _CONFIGURATION.format(host=host, folder=folder, ports=free_ports(3))
+    port, *ports = free_ports(1 + num_nodes)
+    nodes = "\n".join(
+        _NODE.format(name=name, host=host, port=port)
+        for name, port in zip(names, ports, strict=True)
+    )
+    text = _CONFIGURATION.format(host=host, folder=folder, port=port, nodes=nodes, grace_s=grace_s)
     (folder / "slurm.conf").write_text(text)
     cluster = Cluster(folder)
     daemons: list[subprocess.Popen[bytes]] = []
     try:
-        for daemon in _DAEMONS:
+        for daemon in (["slurmctld", "-D"], *(["slurmd", "-D", "-N", name] for name in names)):
             with (folder / "daemons.log").open("ab") as out:
                 daemons.append(
                     subprocess.Popen(daemon, env=cluster.environment, stdout=out, stderr=out)

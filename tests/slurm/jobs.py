@@ -99,12 +99,13 @@ def bare(
     slow_runs: int,
     more: Sequence[str] = (),
     export: str = "",
+    within: Sequence[str] = (),
 ) -> Job:
     """Submit a job that is the trainer alone, which asks SLURM for its end and requeues itself.
 
-    ``more``: options of the trainer.
+    ``more``: options of the trainer. ``within``: a command that runs it.
     """
-    trains = [*_python(slow_runs), "--requeue", *more, str(folder / "chk")]
+    trains = [*within, *_python(slow_runs), "--requeue", *more, str(folder / "chk")]
     command = shlex.join(["exec", "srun", *trains])
     options = (*submission(folder, export), "--requeue", "--open-mode=append", *options)
     return Job(cluster.call("sbatch", "--parsable", *options, f"--wrap={command}"), folder)

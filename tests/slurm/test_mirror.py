@@ -8,7 +8,7 @@ import pytest
 
 from checkfreq.mirror.reader import MirrorReader
 from tests.s3.proxy import Fault, FaultProxy
-from tests.s3.server import KEY_ID, SECRET, running
+from tests.s3.server import running
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.jobs import Job, bare
 
@@ -25,13 +25,7 @@ def test_a_job_is_requeued_before_its_upload_is_waited_for(
 
     with running(tmp_path) as server, FaultProxy(server.port, plan).listening() as proxy:
         source = MirrorReader(server.mirror("job"))
-        variables = {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}",
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_REGION": "us-east-1",
-            "AWS_ACCESS_KEY_ID": KEY_ID,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-        }
+        variables = server.variables(port=proxy.port)
         export = ",".join(f"{name}={value}" for name, value in variables.items())
         arguments = ("--mirror", source.name)
         job = bare(cluster, tmp_path, slow_runs=1, more=arguments, export=export)

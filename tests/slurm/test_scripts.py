@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.more, pytest.mark.slow]
 def test_a_preempted_job_stops_within_its_grace_and_comes_back(
     cluster: Cluster, tmp_path: Path, uninterrupted: Job
 ) -> None:
-    half = ("--cpus-per-task=40", "--time=60")
+    half = ("--nodelist=n1", "--cpus-per-task=40", "--time=60")
     job = submit(cluster, "single.sbatch", tmp_path / "job", ("-p", "spot", *half), slow_runs=1)
     job.wait_for_run(1)
 

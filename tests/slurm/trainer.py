@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from checkfreq import CFCheckpoint, CFConfig, CFManager
+from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 from iterators import CFIterator
 from iterators.testing import digest
 
@@ -49,14 +49,19 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 50, gamma=0.8)
     learnt = {"counts": torch.zeros(EPOCHS, NUM_SAMPLES, dtype=torch.int64)}
     tracked = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "learnt": learnt}
+    notices = ("slurm", "aws") if arguments.metadata_url else None
     config = CFConfig(
-        notices=() if arguments.only_signals else None,
+        notices=() if arguments.only_signals else notices,
+        metadata_url=arguments.metadata_url,
+        stop_grace_s=arguments.stop_grace_s,
         requeue=arguments.requeue,
         takeover_s=arguments.takeover_s,
         mirror=arguments.mirror,
         nice=0,
     )
-    with CFManager(arguments.chk_dir, CFCheckpoint(**tracked), config=config) as cf_manager:
+    chk, every = CFCheckpoint(**tracked), arguments.chk_freq
+    mode = CFMode.MANUAL if every else CFMode.AUTO
+    with CFManager(arguments.chk_dir, chk, mode=mode, chk_freq=every, config=config) as cf_manager:
         loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=arguments.workers)
         train_loader = CFIterator(loader, cf_manager=cf_manager)
         cf_manager.restore()
@@ -114,6 +119,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only-signals", action="store_true", help="do not ask SLURM for the end")
     parser.add_argument("--requeue", action="store_true", help="the job, when it was stopped")
     parser.add_argument("--takeover-s", type=float, help="how long to wait for the directory")
+    parser.add_argument("--chk-freq", type=int, help="iterations between checkpoints")
+    parser.add_argument("--metadata-url", help="where AWS says that the machine goes")
+    parser.add_argument("--stop-grace-s", type=float, help="from SIGTERM to the kill")
     parser.add_argument("--mirror", help="a URL; the server is in the environment")
     return parser.parse_args()
 
