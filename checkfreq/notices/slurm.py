@@ -93,6 +93,11 @@ def job_in(environ: Mapping[str, str]) -> str:
     return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
 
 
+def num_restarts(environ: Mapping[str, str]) -> int:
+    """How often the job that has ``environ`` was started again."""
+    return int(environ.get("SLURM_RESTART_COUNT") or 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """What squeue says of a job: seconds left, how often it was started again, its state.
@@ -109,8 +114,7 @@ class Told:
 
         There is a newer one, or will be; or the node failed, and there will be none.
         """
-        number = int(environ.get("SLURM_RESTART_COUNT") or 0)
-        return self.num_restarts > number or self.state == "NODE_FAIL"
+        return self.num_restarts > num_restarts(environ) or self.state == "NODE_FAIL"
 
 
 def question(job: str) -> tuple[str, ...]:
@@ -132,9 +136,9 @@ def told_by(text: str) -> Told | None:
     """
     found: list[Told] = []
     for line in text.splitlines():
-        left, num_restarts, state, *_ = (*line.split(), "0", "", "")
+        left, restarts, state, *_ = (*line.split(), "0", "", "")
         if (left_s := time_left_s(left)) is not None:
-            found.append(Told(left_s, int(num_restarts), state))
+            found.append(Told(left_s, int(restarts), state))
     return min(found, key=lambda told: told.left_s, default=None)
 
 

@@ -11,6 +11,7 @@ from checkfreq.errors import DirectoryBusyError, PersistError, RankError, StateE
 from checkfreq.events import StopRecord
 from checkfreq.keyboard import KEYBOARD
 from checkfreq.notices.requeue import requeue
+from checkfreq.notices.slurm import num_restarts
 from checkfreq.persist.attempts import Marks
 from checkfreq.run.loader_deaths import is_of_dead_worker
 from checkfreq.run.notices import Stop
@@ -139,7 +140,7 @@ class Ending:
         session, progress = self._session, self._progress
         if progress.is_closed or session.home.is_elsewhere():
             return
-        clean, was_busy = failure is None, isinstance(failure, DirectoryBusyError)
+        clean, could_not_begin = failure is None, self._could_not_begin(failure)
         if failure is not None and not (progress.has_stopped and isinstance(failure, SystemExit)):
             self._coordinator.leave(f"{type(failure).__name__}: {failure}")
         limit_s = session.config.close_timeout_s if timeout_s is None else timeout_s
@@ -164,14 +165,14 @@ class Ending:
             finally:
                 try:
                     if not session.restores_from_mirror:
-                        self._requeue(was_busy=was_busy)
+                        self._requeue(could_not_begin=could_not_begin)
                     self._pipeline.close()
                     self._coordinator.close()
                 finally:  # last: a signal must not end a process that is about to end well
                     session.notice.uninstall(has_stopped=progress.has_stopped)
                     KEYBOARD.detach()
         if session.restores_from_mirror:
-            self._requeue(was_busy=was_busy)
+            self._requeue(could_not_begin=could_not_begin)
 
     def _state(self, *, clean: bool) -> State:
         """What is told to ``checkfreq run``."""
@@ -183,18 +184,28 @@ class Ending:
             return State.CUT_OFF
         return State.CLOSED if clean else State.FAILED
 
-    def _requeue(self, *, was_busy: bool) -> None:
+    def _could_not_begin(self, failure: BaseException | None) -> bool:
+        """Whether a later start may do what this one could not.
+
+        Another run, such as one on a node that SLURM has lost, has the directory; or checkpoints
+        cannot be reached, and an earlier start of this job reached them.
+        """
+        was_cut_off = failure is not None and self._progress.is_cut_off
+        return isinstance(failure, DirectoryBusyError) or (
+            was_cut_off and num_restarts(os.environ) > 0
+        )
+
+    def _requeue(self, *, could_not_begin: bool) -> None:
         """Put the job back into SLURM's queue, which then ends the processes.
 
         Every rank's part is durable: ``stop`` waited for all of them. An upload goes on until SLURM
         ends it, and is finished by the next run, unless that may need it. The user's own deadline
-        ends the run for good: the next job would have the same one. ``was_busy``: another run, such
-        as one on a node that SLURM has lost, had the directory, so that this one never began.
+        ends the run for good: the next job would have the same one.
         """
         session, progress = self._session, self._progress
         wanted = session.config.requeue and session.role.rank == 0
         is_over = progress.is_finished or self._stopped_by.startswith("deadline")
-        if wanted and (was_busy or progress.has_stopped) and not is_over:
+        if wanted and (could_not_begin or progress.has_stopped) and not is_over:
             requeue(os.environ)
 
     def _complete(self, *, clean: bool) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -14,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from checkfreq import CFManager
-from checkfreq.errors import DirectoryBusyError
+from checkfreq import CFManager, Mirror
+from checkfreq.errors import DirectoryBusyError, StorageError
 from checkfreq.events import StopRecord
 from checkfreq.persist.lock import DirectoryLock
 from checkfreq.store.store import CheckpointStore
@@ -340,6 +341,30 @@ def test_a_job_that_finds_its_directory_in_use_is_requeued(
         manager.restore()
     lock.release()
     assert called.read_text() == "requeue 42\n"
+
+
+@pytest.mark.parametrize("num_restarts", [0, 1])
+def test_a_job_whose_mirror_does_not_answer_is_requeued_if_it_did_before(
+    chk_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Install, num_restarts: int
+) -> None:
+    """At the first start it may be the URL that is wrong, and so it would be for ever."""
+    in_job(monkeypatch)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", str(num_restarts))
+    command("squeue", "echo UNLIMITED")
+    called = command("scontrol", "true")
+    with managed(chk_dir, Training().chk) as manager:
+        manager.save(wait=True)
+    monkeypatch.setattr("checkfreq.mirror.reader._FIRST_PAUSE_S", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        nobody = f"http://127.0.0.1:{server.getsockname()[1]}"
+    options = {"endpoint": nobody, "access_key_id": "1", "secret_access_key": "2"}
+    mirror = Mirror("s3://bucket/run", options=options, wait_on_close_s=0.0)
+    with (
+        pytest.raises(StorageError, match="cannot list"),
+        managed(chk_dir, Training().chk, config=config(requeue=True, mirror=mirror)) as manager,
+    ):
+        manager.restore()
+    assert called.exists() is bool(num_restarts)
 
 
 @pytest.mark.parametrize(("status", "says"), [(0, "is requeued"), (1, "sbatch --dependency")])
