@@ -50,6 +50,7 @@ PreemptMode=REQUEUE
 ReturnToService=2
 JobRequeue=1
 KillWait=20
+OverTimeLimit={over_min}
 MinJobAge=3600
 SlurmdParameters=config_overrides
 NodeName=DEFAULT CPUs=64 RealMemory=64000 State=UNKNOWN
@@ -142,10 +143,13 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def started(folder: Path, *, num_nodes: int = 2, grace_s: int = 60) -> Iterator[Cluster]:
+def started(
+    folder: Path, *, num_nodes: int = 2, grace_s: int = 60, over_min: int = 0
+) -> Iterator[Cluster]:
     """A cluster that lives as long as the block; its jobs and daemons are gone afterwards.
 
-    Its nodes are n1, n2, ...; ``grace_s`` is what preempted jobs get.
+    Its nodes are n1, n2, ...; ``grace_s`` is what preempted jobs get, and ``over_min``
+    what jobs get beyond their limit.
     """
     names = [f"n{number}" for number in range(1, num_nodes + 1)]
     for name in ("state", *(f"spool/{name}" for name in names)):
@@ -156,7 +160,9 @@ def started(folder: Path, *, num_nodes: int = 2, grace_s: int = 60) -> Iterator[
         _NODE.format(name=name, host=host, port=port)
         for name, port in zip(names, ports, strict=True)
     )
-    text = _CONFIGURATION.format(host=host, folder=folder, port=port, nodes=nodes, grace_s=grace_s)
+    text = _CONFIGURATION.format(
+        host=host, folder=folder, port=port, nodes=nodes, grace_s=grace_s, over_min=over_min
+    )
     (folder / "slurm.conf").write_text(text)
     cluster = Cluster(folder)
     daemons: list[subprocess.Popen[bytes]] = []
