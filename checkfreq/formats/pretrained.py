@@ -256,7 +256,7 @@ def _indexed(folder: Path, ops: LocalFileOps) -> list[SafetensorsFile]:
 
 def _weight_map(path: Path, data: bytes) -> dict[str, str]:
     try:
-        found: Json = json.loads(data)["weight_map"]
+        found: Json = json.loads(data.decode())["weight_map"]
         if not all(isinstance(where, str) for where in found.values()):
             raise ValueError("expected names of files")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
