@@ -73,6 +73,17 @@ def user_path(path: str | bytes | os.PathLike[str]) -> Path:
     return Path(os.path.expanduser(text)).absolute()
 
 
+def user_file(path: str | bytes | os.PathLike[str]) -> Path:
+    """A file to read, as a user gave it: where links lead to.
+
+    Raises ConfigError for a FIFO, socket or device, which may have no end.
+    """
+    found = Path(os.path.realpath(user_path(path)))
+    if (kind := LocalFileOps(found.parent).kind(found)) is Kind.OTHER:
+        raise ConfigError(f"{os.fsdecode(path)} is {kind.value}: expected a regular file")
+    return found
+
+
 class PayloadFile(Protocol):
     """A file that is written once, in any order, by any number of threads."""
 

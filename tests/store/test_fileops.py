@@ -20,6 +20,7 @@ from checkfreq.store.fileops import (
     LocalFileOps,
     SystemCalls,
     read_only,
+    user_file,
     user_path,
 )
 from checkfreq.testing import CrashingFileOps, FileOpsContract, page_aligned
@@ -525,3 +526,11 @@ def test_a_users_path_is_absolute_and_starts_at_home_where_it_says_so(
     assert user_path(Path("a~b")) == tmp_path / "a~b"
     with pytest.raises(ConfigError, match="expected a path"):
         user_path("")
+
+
+def test_a_users_file_is_where_links_lead_and_no_fifo(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("file")
+    assert user_file(tmp_path / "link") == tmp_path / "file"
+    with pytest.raises(ConfigError, match="expected a regular file"):
+        user_file(tmp_path / "fifo")
