@@ -93,7 +93,7 @@ def test_events_are_told_run_by_run(tmp_path: Path, capsys: Capture) -> None:
         "",
         "run 2",
         "training goes on from step 120 (directory); newer ones did not validate, 40 step(s) "
-        "back; lost: at least 90 iteration(s) (45.9 s of work), at most 130; 3 min since the last "
+        "back; lost: about 110 iterations (90 to 130), 56.1 s of work; 3 min since the last "
         "sign of the run before",
         "step 160 set aside in quarantine/: digest of tensor w",
         "surprise (step 121): size=7",
