@@ -101,7 +101,7 @@ def _sections(directory: Path | None, mirror: str | None, num_bytes: int) -> Ite
         checks = [lambda: [found]]
     else:
         storage = Storage(directory, num_bytes=num_bytes)
-        checks = [storage.kind, storage.room, storage.all]
+        checks = [storage.kind, storage.access, storage.room, storage.all]
     yield section("storage", *checks)
     yield section(
         "memory", machine.memory, machine.shared_memory, machine.processors, machine.limits

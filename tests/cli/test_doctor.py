@@ -54,7 +54,16 @@ def test_json_is_one_document_of_sections_and_the_directory_is_left_as_it_was(
     names = {one["section"]: [f["name"] for f in one["findings"]] for one in sections.values()}
     assert names["versions"] == ["versions", "system", "environment"]
     assert names["storage"] == [
-        *("file_system", "room", "rename", "lock", "hard_link", "symbolic_link", "socket"),
+        *(
+            "file_system",
+            "access",
+            "room",
+            "rename",
+            "lock",
+            "hard_link",
+            "symbolic_link",
+            "socket",
+        ),
         *("direct_io", "write_speed", "read_speed", "sync_time"),
     ]
     assert names["memory"] == [
@@ -114,6 +123,28 @@ def test_a_folder_that_cannot_be_written_is_a_problem() -> None:
 def test_memory_is_no_place_for_checkpoints() -> None:
     found = by_name(Storage(Path("/dev/shm"), num_bytes=MIB).kind())["file_system"]
     assert (found.status, found.found) == (Status.WARNING, "tmpfs")
+
+
+def test_syncs_that_reach_no_disk_are_not_called_good() -> None:
+    found = by_name(Storage(Path("/dev/shm"), num_bytes=MIB).all())["sync_time"]
+    assert found.status is Status.NOTE
+    assert "syncs reach no disk" in found.means
+
+
+def test_a_directory_that_all_may_write_to_is_a_warning(tmp_path: Path) -> None:
+    place = tmp_path / "shared" / "chk"
+    place.mkdir(parents=True)
+    access = Storage(place, num_bytes=MIB).access
+    place.chmod(0o775)
+    assert by_name(access())["access"].status is Status.GOOD
+    place.chmod(0o1777)  # files of others can be planted all the same
+    found = by_name(access())["access"]
+    assert (found.status, found.found) == (Status.WARNING, "all users may write to the directory")
+    place.chmod(0o755)
+    place.parent.chmod(0o777)
+    found = by_name(access())["access"]
+    assert found.found == "all users may write to .."
+    assert "chmod o-w" in found.mend
 
 
 def test_what_a_killed_doctor_leaves_goes_with_the_next_run(tmp_path: Path) -> None:
