@@ -103,6 +103,12 @@ def test_events_are_told_run_by_run(tmp_path: Path, capsys: Capture) -> None:
     ]
 
 
+def test_a_time_that_is_no_date_is_told_as_unknown(tmp_path: Path, capsys: Capture) -> None:
+    stop = event("stop", 1, 0.0, signal="SIGTERM")
+    written(tmp_path, [{**stop, "time_unix_s": at_s} for at_s in (10**400, -1e300)])
+    assert told(capsys, tmp_path) == ["  ?  asked to stop at step 1: SIGTERM"] * 2
+
+
 def test_all_checkpoints_and_the_last_runs_alone(tmp_path: Path, capsys: Capture) -> None:
     lines = told(capsys, written(tmp_path, STORY), "--all", "--last", "1")
     assert lines[0] == "run 2"

@@ -33,6 +33,7 @@ from checkfreq.story.figures import Figures, State
 from checkfreq.story.model import Loss, Run, Story
 from checkfreq.story.report.charts import CHARTS, ROLES, Chart, Style, save_settings
 from checkfreq.story.report.series import Series
+from checkfreq.types import moment
 
 _WIDE, _NARROW = 9.0, 3.7
 #: Beside what is red: many people do not see that, and printers neither.
@@ -309,11 +310,3 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _cell(title: str, text: str) -> str:
     kind = "" if title else ' class="text"'
     return f"<td{kind}>{escape(printable(text, keep=chr(10)))}</td>"
-
-
-def moment(unix_s: float, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """Local time, by default to the second."""
-    try:
-        return time.strftime(pattern, time.localtime(unix_s))
-    except (OverflowError, OSError, ValueError):
-        return f"{unix_s:g}"
