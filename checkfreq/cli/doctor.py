@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
 
@@ -142,12 +143,16 @@ def _write_page(file: str, sections: Iterable[Section], directory: str, url: str
         user = getpass.getuser()
     except (OSError, KeyError):  # a container's number without a name
         user = ""
+    endpoints = [value for name, value in os.environ.items() if "ENDPOINT" in name]
     hide = hidden(
         directory=directory and str(Path(directory).absolute()),
         url=url,
         home=str(Path.home()),
         user=user,
-        hosts=[platform.node(), os.environ.get("HOSTNAME", "")],
+        hosts=[
+            *(platform.node(), os.environ.get("HOSTNAME", "")),
+            *(urlsplit(endpoint).hostname or "" for endpoint in endpoints),
+        ],
     )
     try:
         with click.open_file(file, "w", encoding="utf-8") as opened:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -322,6 +323,23 @@ def test_a_page_names_no_person_machine_place_or_key(monkeypatch: pytest.MonkeyP
     ):
         assert secret not in written
     assert "cannot write DIR/x and ~/y on HOST" in written
+
+
+def test_a_page_names_no_bucket_that_an_error_of_the_store_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore")
+    with socket.socket() as nobody:  # bound, and not listening: each request is refused
+        nobody.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://localhost:{nobody.getsockname()[1]}")
+        for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("REGION", "x")):
+            monkeypatch.setenv(f"AWS_{name}", value)
+        url = "s3://company-bucket/team/secret-run"
+        main(["doctor", "--mirror", url, "--page", str(tmp_path / "page.md")])
+    written = (tmp_path / "page.md").read_text()
+    assert "/BUCKET?list-type=2&prefix=PREFIX%2Fdoctor-" in written
+    assert "company-bucket" not in written
+    assert "secret-run" not in written
 
 
 def test_short_and_common_names_are_no_secrets() -> None:
