@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -71,6 +72,21 @@ def test_the_terminal_view_is_what_it_was(live: Live, monkeypatch: pytest.Monkey
     console.print(terminal.panel(now, name="chk/"))
     compare("watch_terminal", console.export_text().splitlines())
     compare("watch_plain", terminal.plain(now, name="chk/").splitlines())
+
+
+@pytest.mark.parametrize(("width", "height", "left"), [(40, 20, 0), (40, 8, 7), (30, 1, 11)])
+def test_a_small_window_shows_what_it_has_room_for_and_says_what_is_left_out(
+    width: int, height: int, left: int, live: Live
+) -> None:
+    from rich.console import Console
+
+    now = replace(live.look(now_s=NOW_S), num_failed_in_row=2, last_error="no room")
+    console = Console(width=width, height=height, file=io.StringIO(), force_terminal=True)
+    view = terminal.fitted(now, name="chk", console=console)
+    lines = ["".join(one.text for one in line).rstrip() for line in console.render_lines(view)]
+    assert len(lines) <= max(height, 2)
+    assert ("failing: 2 in a row: no room" in lines) == (height > 1)
+    assert lines[-1].startswith("mirror: ") if not left else f"{left} more in a larger window"
 
 
 def test_on_a_terminal_it_lives_until_it_is_interrupted(chk_dir: Path) -> None:

@@ -33,7 +33,7 @@ def rows(now: Figures) -> list[Row]:
         found.append(("mirror", f"iteration {number(now.uploaded_step)}, {sent} sent", PLAIN))
     if now.num_failed_in_row:
         text = f"{now.num_failed_in_row} in a row: {printable(now.last_error)}"
-        found.append(("failing", text, BAD))
+        found.insert(1, ("failing", text, BAD))
     return found
 
 
