@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import click
 
@@ -151,7 +150,7 @@ def _write_page(file: str, sections: Iterable[Section], directory: str, url: str
         user=user,
         hosts=[
             *(platform.node(), os.environ.get("HOSTNAME", "")),
-            *(urlsplit(endpoint).hostname or "" for endpoint in endpoints),
+            *(one.rpartition("//")[2].partition("/")[0].partition(":")[0] for one in endpoints),
         ],
     )
     try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from checkfreq.doctor.findings import Section, Status
 from checkfreq.errors import printable
@@ -49,9 +49,8 @@ def hidden(
 
     Errors of an object store name the bucket and the prefix of ``url`` in addresses of their own.
     """
-    parts = urlsplit(url)
-    prefix = parts.path.strip("/")
-    found = {directory: "DIR", url: "URL", home: "~", parts.netloc: "BUCKET"}
+    bucket, _, prefix = url.partition("://")[2].strip("/").partition("/")
+    found = {directory: "DIR", url: "URL", home: "~", bucket: "BUCKET"}
     found |= {prefix: "PREFIX", quote(prefix, safe=""): "PREFIX"}
     found |= {name: "HOST" for host in hosts for name in (host, host.partition(".")[0])}
     found[user] = "USER"

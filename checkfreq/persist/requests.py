@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import threading
 import traceback
 from collections import deque
@@ -107,8 +108,8 @@ class RequestHandler:
     def trainer_died(self) -> None:
         """Finish as fast as possible: there is no training left to slow down.
 
-        Records the death, and the commits of which the trainer did not read: it records a commit
-        at the boundary after it.
+        Records the death, and the commits that the trainer did not live to record, which it does at
+        the next boundary.
         """
         with self._lock:  # a commit is answered before, or recorded by the request thread
             self._trainer.gone.set()
@@ -119,7 +120,8 @@ class RequestHandler:
             return
         recorded = _tail(directory.store.ops, directory.store.root / "events.jsonl")
         for reply in answered:
-            if f'"durable_monotonic_s": {reply.ended_s!r}'.encode() not in recorded:
+            line = rf'"durable_monotonic_s": {re.escape(repr(reply.ended_s))}[,}}]'
+            if not re.search(line.encode(), recorded):
                 self._record_commit(reply)
         if self._trainer.keeps:
             step, _ = self.slots.newest() or (-1, None)

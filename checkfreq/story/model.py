@@ -189,10 +189,13 @@ class Run:
         return next((value for value in known if value), None)
 
     @property
+    def _first(self) -> int:
+        return self.first_step or (self.restore.step if self.restore else 0)
+
+    @property
     def last_known(self) -> tuple[float, int]:
         """The latest instant of which an event tells how far training was, and the step."""
-        first = self.first_step or (self.restore.step if self.restore else 0)
-        told = [(self.began_s, first)]
+        told = [(self.began_s, self._first)]
         told += [(plan.at_s, plan.step) for plan in self.plans[-1:]]
         own = (save for save in reversed(self.saves) if save.at_step is not None)
         told += [(save.told_s, save.at_step or 0) for save in islice(own, 1)]
@@ -204,7 +207,7 @@ class Run:
         if self.iteration_s:
             return self.iteration_s * (1.0 + (self.overhead or 0.0))
         at_s, step = self.last_known
-        num = step - (self.first_step or 0)
+        num = step - self._first
         return (at_s - self.began_s) / num if num > 0 and at_s > self.began_s else None
 
     def add_save(self, save: Save) -> None:

@@ -106,7 +106,7 @@ class EventReader:
 
     def _from(self, file: ReadFile, place: _Place) -> Iterator[Json]:
         """What comes after ``place``, which moves along; a line that is being written is left."""
-        begun, buffer = b"", bytearray(_READ_BYTES)
+        begun, buffer = b"", bytearray(max(0, min(_READ_BYTES, file.size - place.offset)))
         while count := file.preadinto(memoryview(buffer), place.offset + len(begun)):
             data = begun + buffer[:count]
             end = data.rfind(b"\n") + 1
