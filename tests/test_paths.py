@@ -29,6 +29,7 @@ ALLOWED = {
     "checkfreq.ranks.store_thread": "/proc",
     "checkfreq.cli.group": "/dev/null",
     "checkfreq.doctor.machine": "/dev/shm, /proc and /sys",
+    "checkfreq.doctor.storage": "the directory itself and those above: who may write to them",
     "checkfreq.supervisor.becoming": "the script, and the folder that it imports from",
     "checkfreq.supervisor.board": "/proc, where the supervisor's own memory is",
     "checkfreq.supervisor.processes": "/proc",

@@ -101,7 +101,7 @@ def _sections(directory: Path | None, mirror: str | None, num_bytes: int) -> Ite
         checks = [lambda: [found]]
     else:
         storage = Storage(directory, num_bytes=num_bytes)
-        checks = [storage.kind, storage.room, storage.all]
+        checks = [storage.kind, storage.access, storage.room, storage.all]
     yield section("storage", *checks)
     yield section(
         "memory", machine.memory, machine.shared_memory, machine.processors, machine.limits
@@ -142,12 +142,16 @@ def _write_page(file: str, sections: Iterable[Section], directory: str, url: str
         user = getpass.getuser()
     except (OSError, KeyError):  # a container's number without a name
         user = ""
+    endpoints = [value for name, value in os.environ.items() if "ENDPOINT" in name]
     hide = hidden(
         directory=directory and str(Path(directory).absolute()),
         url=url,
         home=str(Path.home()),
         user=user,
-        hosts=[platform.node(), os.environ.get("HOSTNAME", "")],
+        hosts=[
+            *(platform.node(), os.environ.get("HOSTNAME", "")),
+            *(one.rpartition("//")[2].partition("/")[0].partition(":")[0] for one in endpoints),
+        ],
     )
     try:
         with click.open_file(file, "w", encoding="utf-8") as opened:

@@ -166,7 +166,7 @@ class FileOps(Protocol):
         """Whether the entry is a directory, a link not followed."""
 
     def file_size(self, path: Path) -> int:
-        """Length of a regular file in bytes; IsADirectoryError for a directory."""
+        """Length of a regular file in bytes; ForeignEntryError for anything else."""
 
     def read_bytes(self, path: Path, *, max_bytes: int = SMALL_FILE_BYTES) -> bytes:
         """The whole file; StorageError (EFBIG), before anything is read, if it is larger."""
@@ -543,7 +543,7 @@ class LocalFileOps:
             try:
                 fd = self._calls.open(name, flags, 0o666, dir_fd=folder)
             except OSError as error:
-                if error.errno in (errno.ELOOP, errno.ENXIO):
+                if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                     raise _foreign(path, folder, name) from None
                 raise
             try:
@@ -727,8 +727,6 @@ def _foreign(path: Path, folder: int, name: str) -> ForeignEntryError:
 
 def _require_regular(status: os.stat_result, path: Path) -> None:
     kind = _kind(status.st_mode)
-    if kind is Kind.DIRECTORY:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if kind is not Kind.FILE:
         raise ForeignEntryError.at(path, kind.value)
 

@@ -739,7 +739,7 @@ class CheckpointStore(CheckpointSource):
                 expected="a regular file",
                 got=error.strerror,
             ) from None
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             if not self.ops.exists(self.path(step)):
                 raise NoCheckpointError(f"{self.root} holds no checkpoint of step {step}") from None
             raise CorruptCheckpointError(

@@ -324,7 +324,7 @@ class CrashingFileOps:
         if node is None:
             raise _error(FileNotFoundError, errno.ENOENT, path)
         if isinstance(node, _Dir):
-            raise _error(IsADirectoryError, errno.EISDIR, path)
+            raise ForeignEntryError.at(path, Kind.DIRECTORY.value)
         if isinstance(node, _Link):
             raise ForeignEntryError.at(path, Kind.LINK.value)
         return node

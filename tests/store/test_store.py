@@ -371,7 +371,7 @@ def test_each_missing_file_is_corruption(store: CheckpointStore) -> None:
         with pytest.raises(CorruptCheckpointError):
             store.verify(1)
         (store.path(1) / name).mkdir()
-        with pytest.raises(CorruptCheckpointError, match="Is a directory"):
+        with pytest.raises(CorruptCheckpointError, match="found a directory where a file belongs"):
             store.inspect(1)
         with pytest.raises(CorruptCheckpointError):
             store.verify(1)

@@ -14,9 +14,9 @@ from checkfreq.story.report.series import Series
 _PNG_WIDTH = 9.0
 
 
-def write_page(story: Story, now: Figures, path: Path, *, name: str) -> None:
-    """Write the page. ``name``: what the directory is called in it."""
-    path.write_text(page(story, now, name=name), encoding="utf-8")
+def write_page(story: Story, now: Figures, path: Path, *, directory: Path) -> None:
+    """Write the page of a checkpoint directory."""
+    path.write_text(page(story, now, directory=directory), encoding="utf-8")
 
 
 def write_pngs(story: Story, folder: Path) -> Iterator[Path]:
