@@ -179,7 +179,8 @@ class FileOps(Protocol):
     def replace(self, src: Path, dst: Path) -> None:
         """Move a file atomically, over the file or link that may be at ``dst``.
 
-        The permissions of a file that is replaced stay, and its owner where that is allowed.
+        The permissions and the group of a file that is replaced stay if it is this user's own; of
+        anybody else's nothing does, and setuid and setgid never do.
         """
 
     def link(self, src: Path, dst: Path) -> None:
@@ -239,6 +240,7 @@ class SystemCalls:
     statvfs: Callable[[int], os.statvfs_result] = os.fstatvfs
     unlink: Callable[..., None] = os.unlink
     link: Callable[..., None] = os.link
+    fchown: Callable[[int, int, int], None] = os.fchown
 
 
 class LocalFileOps:
@@ -358,7 +360,7 @@ class LocalFileOps:
             os.rename(name, new_name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
 
     def replace(self, src: Path, dst: Path) -> None:
-        if self.kind(dst) is Kind.FILE:
+        with contextlib.suppress(FileNotFoundError):
             self._adopt(src, self._status(dst))
         with self._entry(src) as (from_folder, name), self._entry(dst) as (to_folder, new_name):
             os.replace(name, new_name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
@@ -375,11 +377,19 @@ class LocalFileOps:
             )
 
     def _adopt(self, path: Path, status: os.stat_result) -> None:
-        """Give a file the owner and the permissions of another, durably."""
+        """Give a file the group and the permissions of another of this user's, durably.
+
+        Whoever may write to the directory can plant a file with any mode, but not as ours.
+        """
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            return
+        mode = status.st_mode & 0o777
         with self._file(path, os.O_RDONLY) as fd:
-            with contextlib.suppress(PermissionError):  # only root may give a file away
-                os.fchown(fd, status.st_uid, status.st_gid)
-            os.fchmod(fd, stat.S_IMODE(status.st_mode))
+            try:
+                self._calls.fchown(fd, -1, status.st_gid)
+            except PermissionError:  # this user has left the group: its bits are not for the next
+                mode &= ~0o070
+            os.fchmod(fd, mode)
             self._calls.fsync(fd)
 
     def point_link(self, path: Path, target: str) -> None:
