@@ -10,7 +10,9 @@ this module, decides the order of operations. What an operation guarantees after
 A checkpoint directory is untrusted input. Entries below it are opened from a descriptor of it,
 one name at a time, and a symbolic link on the way is an error. Only regular files are read and
 written, and no more bytes are read than the caller allows. The path of the directory itself is
-the user's choice: links in it are followed. Modes are left to the umask.
+the user's choice: links in it are followed. Modes are left to the umask. A file that has another
+name, as in a copy by hard links (``cp -al``), is replaced where it would be changed: only links of
+committed payloads, which nobody changes, share their contents.
 
 Payloads are written with direct I/O, which costs a tenth of the processor time of buffered
 writes and leaves the page cache to the data loader. Where direct I/O is refused, the file is
@@ -335,8 +337,11 @@ class LocalFileOps:
 
     def write_file(self, path: Path, data: bytes) -> None:
         with self._file(path, os.O_WRONLY | os.O_CREAT) as fd:
-            os.ftruncate(fd, 0)
-            write_all(fd, data)
+            if os.fstat(fd).st_nlink == 1:
+                os.ftruncate(fd, 0)
+                write_all(fd, data)
+                return
+        self.replace_file(path, data, sync=False)
 
     def sync_file(self, path: Path) -> None:
         with self._file(path, os.O_RDONLY) as fd:
@@ -423,7 +428,8 @@ class LocalFileOps:
         with contextlib.suppress(FileNotFoundError):
             self.unlink(temporary)  # left by a crash, or put there by someone
         try:
-            self.write_file(temporary, data)
+            with self._file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+                write_all(fd, data)
             if sync:  # otherwise a power cut may leave the new name with an empty file
                 self.sync_file(temporary)
             with self._entry(path) as (folder, name):
@@ -437,7 +443,12 @@ class LocalFileOps:
         with self._file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as fd:
             size = os.fstat(fd).st_size
             torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-            write_all(fd, f"{chr(10) if torn else ''}{line}\n".encode())
+            data = f"{chr(10) if torn else ''}{line}\n".encode()
+            if os.fstat(fd).st_nlink == 1:
+                write_all(fd, data)
+                return
+            before = _read_all(fd, size, size + _READ_BYTES)
+        self.replace_file(path, before + data)
 
     def free_bytes(self, path: Path) -> int:
         with self._folder(path, os.O_RDONLY) as folder, _naming(path):
@@ -457,8 +468,15 @@ class LocalFileOps:
         return _LocalRead(fd, direct, self._calls)
 
     def open_to_lock(self, path: Path) -> int:
-        """A descriptor of a small file to read, write and lock; created if it is missing."""
-        return self._open_regular(path, os.O_RDWR | os.O_CREAT)
+        """A descriptor of a small file to read, write and lock; created if it is missing.
+
+        Only its owner may open it, if that is this user: others could hold the lock for ever.
+        """
+        fd = self._open_regular(path, os.O_RDWR | os.O_CREAT, 0o600)
+        status = os.fstat(fd)
+        if status.st_uid == os.geteuid() and status.st_mode & 0o077:
+            os.fchmod(fd, 0o600)
+        return fd
 
     def bind_socket(self, path: Path, sock: socket.socket) -> None:
         """Make ``path`` a UNIX socket that only this user may connect to, in place of an old one.
@@ -535,12 +553,12 @@ class LocalFileOps:
         finally:
             os.close(fd)
 
-    def _open_regular(self, path: Path, flags: int) -> int:
+    def _open_regular(self, path: Path, flags: int, mode: int = 0o666) -> int:
         # O_NONBLOCK, since opening a FIFO would otherwise block until its other end is opened.
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with self._entry(path) as (folder, name):
             try:
-                fd = self._calls.open(name, flags, 0o666, dir_fd=folder)
+                fd = self._calls.open(name, flags, mode, dir_fd=folder)
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENXIO):
                     raise _foreign(path, folder, name) from None

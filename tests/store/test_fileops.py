@@ -333,12 +333,41 @@ def test_modes_are_left_to_the_umask(umask: int, tmp_path: Path) -> None:
         ops.replace_file(tmp_path / "replaced", b"")
         ops.append_line(tmp_path / "appended", "")
         ops.create_payload(tmp_path / "payload", num_bytes=1).close()
-        os.close(ops.open_to_lock(tmp_path / "lock"))
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
     assert modes.pop("folder") == 0o777 & ~umask
     assert set(modes.values()) == {0o666 & ~umask}
+
+
+@pytest.mark.parametrize("mode", [None, 0o666])
+def test_a_file_to_lock_is_its_owners_alone(mode: int | None, tmp_path: Path) -> None:
+    if mode is not None:  # as a copy of the directory has it
+        (tmp_path / "lock").touch()
+        (tmp_path / "lock").chmod(mode)
+    os.close(LocalFileOps(tmp_path).open_to_lock(tmp_path / "lock"))
+    assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("change", "after"),
+    [
+        (lambda ops, path: ops.append_line(path, "two"), b"one\ntwo\n"),
+        (lambda ops, path: ops.write_file(path, b"new"), b"new"),
+        (lambda ops, path: ops.replace_file(path, b"new"), b"new"),
+    ],
+)
+def test_what_is_changed_under_one_name_stays_under_the_others(
+    change: Callable[[LocalFileOps, Path], None], after: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_bytes(b"one\n")
+    os.link(tmp_path / "log", tmp_path / "backup")
+    ops = LocalFileOps(tmp_path)
+    for _ in range(2):
+        change(ops, tmp_path / "log")
+    assert (tmp_path / "log").read_bytes().startswith(after)
+    assert (tmp_path / "backup").read_bytes() == b"one\n"
+    assert sorted(os.listdir(tmp_path)) == ["backup", "log"]
 
 
 def test_a_file_system_that_reports_no_sizes_does_not_count_as_full(tmp_path: Path) -> None:
