@@ -330,7 +330,7 @@ def test_everything_a_run_writes_has_the_modes_that_the_umask_leaves(
 def test_a_run_goes_on_in_its_own_files_after_a_copy_by_hard_links(chk_dir: Path) -> None:
     backup = chk_dir.with_name("backup")
     training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+    with managed(chk_dir, training.chk) as manager:
         one(training, manager)
         manager.save(wait=True, keep=True)
         subprocess.run(["cp", "-al", str(chk_dir), str(backup)], check=True)
@@ -340,7 +340,7 @@ def test_a_run_goes_on_in_its_own_files_after_a_copy_by_hard_links(chk_dir: Path
         manager.save(wait=True, keep=True)
         assert manager.all_steps() == [1, 2]
     assert {path: path.read_bytes() for path in before} == before
-    with managed(backup, training.chk, chk_freq=1, config=config(takeover_s=0.0)) as manager:
+    with managed(backup, training.chk, config=config(takeover_s=0.0)) as manager:
         assert manager.all_steps() == [1]
 
 
