@@ -141,8 +141,8 @@ class FileOps(Protocol):
     def listdir(self, path: Path) -> list[str]:
         """Names in a directory, sorted."""
 
-    def scan(self, path: Path) -> Mapping[str, Kind]:
-        """Names in a directory, sorted, and the kind of each."""
+    def scan(self, path: Path, *, beginning: tuple[str, ...] = ("",)) -> Mapping[str, Kind]:
+        """Names in a directory that begin with one of these, sorted, and the kind of each."""
 
     def sizes(self, path: Path) -> Mapping[str, int]:
         """Names of the regular files in a directory, and the length of each in bytes."""
@@ -282,13 +282,14 @@ class LocalFileOps:
         with self._folder(path, os.O_RDONLY) as folder, _naming(path):
             return sorted(os.listdir(folder))
 
-    def scan(self, path: Path) -> Mapping[str, Kind]:
+    def scan(self, path: Path, *, beginning: tuple[str, ...] = ("",)) -> Mapping[str, Kind]:
         with (
             self._folder(path, os.O_RDONLY) as folder,
             _naming(path),
             os.scandir(folder) as found,
         ):
-            return {entry.name: _kind_of(entry) for entry in sorted(found, key=_name_of)}
+            wanted = (entry for entry in found if entry.name.startswith(beginning))
+            return {entry.name: _kind_of(entry) for entry in sorted(wanted, key=_name_of)}
 
     def sizes(self, path: Path) -> Mapping[str, int]:
         sizes = {}
