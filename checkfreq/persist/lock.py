@@ -247,7 +247,9 @@ class DirectoryLock:
             step, task = record["step"], record["task"]
         except (ValueError, KeyError, TypeError):
             return "another process", False
-        if host == socket.gethostname() and not os.path.exists(f"/proc/{worker}"):
+        if host != socket.gethostname():
+            holder += ", as .lock says"  # which nothing here can check
+        elif not os.path.exists(f"/proc/{worker}"):
             return f"another process (`fuser -v {self._path}` shows it)", False
         if step is None:
             return holder, False

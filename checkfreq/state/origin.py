@@ -21,7 +21,6 @@ from pathlib import Path
 from torch import Tensor
 
 from checkfreq.errors import ConfigError
-from checkfreq.state.classes import Classes
 from checkfreq.state.codec import encode_tree
 from checkfreq.state.composed import is_composed, take_apart
 from checkfreq.state.dtensors import is_dtensor
@@ -34,7 +33,7 @@ logger = logging.getLogger(__name__)
 _KEY_BYTES = 32
 
 
-def code_of(value: object, name: str, classes: Classes | None) -> str:
+def code_of(value: object, name: str) -> str:
     """The code of the extra state ``name``; "" if this user can have no key.
 
     Of DTensors it says the shape and the type alone: what a rank holds of them depends on how many
@@ -52,19 +51,17 @@ def code_of(value: object, name: str, classes: Classes | None) -> str:
             return {"$tensor": digest(inner, path)}
         return encode_torch(inner, path, digest)
 
-    text = json.dumps([name, encode_tree(value, name, leaf=leaf, classes=classes)])
+    text = json.dumps([name, encode_tree(value, name, leaf=leaf)])
     return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 
-def require_own(
-    code: object, value: object, name: str, *, setter: str, where: str, classes: Classes | None
-) -> None:
+def require_own(code: object, value: object, name: str, *, where: str) -> None:
     """Raise ConfigError unless ``code`` is that of ``value``, made by this user."""
-    own = code_of(value, name, classes)
-    if own and isinstance(code, str) and hmac.compare_digest(own.encode(), code.encode()):
+    own = code_of(value, name)
+    if own and code == own:
         return
     raise ConfigError(
-        f"{name} is not given to {setter}(), which is code of yours and may unpickle what it gets: "
+        f"{name} is not given to set_extra_state(), which is code of yours and may unpickle it: "
         f"{where} was not written with this user's key, {_key_path()}, but by another user, by an "
         "import, on a machine with another home directory, or in a container whose home is gone. "
         "Nothing was changed. If you trust whoever wrote it, restore with "
@@ -73,7 +70,7 @@ def require_own(
 
 
 def _content(tensor: Tensor, path: str) -> bytes:
-    head = f"{type(tensor).__qualname__} {tensor.dtype} {[*tensor.shape]} ".encode()
+    head = f"{tensor.dtype} {[*tensor.shape]} ".encode()
     if is_dtensor(tensor):
         return head
     if is_composed(tensor):

@@ -656,7 +656,7 @@ def test_extra_state_that_somebody_else_saved_is_refused_until_the_user_says_oth
         with managed(chk_dir, CFCheckpoint(model=theirs)) as manager:
             manager.save(wait=True)
     with managed(chk_dir, CFCheckpoint(model=mine)) as manager:
-        with pytest.raises(ConfigError, match=r"^model\._extra_state is not given to Unpickling"):
+        with pytest.raises(ConfigError, match=r"^model\._extra_state is not given to set_extra"):
             manager.restore()
         assert mine.scales == [1.0]
     with pytest.raises(ConfigError, match="is not given to"):

@@ -17,6 +17,7 @@ from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError,
 from checkfreq.restore.apply import materialise
 from checkfreq.restore.found import FoundCheckpoint
 from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.origin import code_of
 from tests.restore.memory import MemoryReader
 from tests.state.support import Record, bits, plan, restore, state_bits, take
 
@@ -494,7 +495,7 @@ class TestModules:
         if hooked:
             live.register_load_state_dict_post_hook(lambda *args: None)
         before = bits(live.state_dict())
-        with pytest.raises(ConfigError, match=r"^m\.0\._extra_state is not given to Unpickling\."):
+        with pytest.raises(ConfigError, match=r"^m\.0\._extra_state is not given to set_extra"):
             restore(CFCheckpoint(m=live), shot)
         assert Planted.num_run == 0
         assert bits(live.state_dict()) == before
@@ -519,6 +520,20 @@ class TestModules:
         json["extra_codes"] = codes
         restore(live, shot)
         assert bits(live.tracked["m"].state_dict()) == bits(saved.state_dict())
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            {"weight": nn.Parameter(torch.ones(2)), "of": (1, "ä", b"x", float("nan"))},
+            [torch.ones(3, 2).t(), torch.ones(2, dtype=torch.complex64).conj()],
+            {"sparse": torch.eye(2).to_sparse(), "names": {"a", "b"}},
+        ],
+    )
+    def test_all_that_extra_state_can_be_is_known_again(self, value: object) -> None:
+        saved, live = WithExtra(1), WithExtra(2)
+        saved.extra = value
+        restore(CFCheckpoint(m=nn.DataParallel(live)), take(CFCheckpoint(m=nn.DataParallel(saved))))
+        assert code_of(live.extra, "") == code_of(value, "")
 
     def test_extra_state_has_room_for_code_only_if_it_is_more_than_a_number(self) -> None:
         saved, live = WithExtra(1), WithExtra(2)

@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def code(value: object = 1, name: str = "m._extra_state") -> str:
-    return code_of(value, name, None)
+    return code_of(value, name)
 
 
 def test_the_key_is_made_once_for_this_user_alone_and_said(

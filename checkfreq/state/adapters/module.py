@@ -66,7 +66,7 @@ class ModuleAdapter:
             collector.made_anew(begin)
             json["extra"] = trees
             json["extra_codes"] = {
-                key: code_of(value, f"{self._name}.{key}", collector.classes)
+                key: code_of(value, f"{self._name}.{key}")
                 for key, value in extra.items()
                 if _may_run_code(key, trees[key])
             }
@@ -318,15 +318,7 @@ class ModuleAdapter:
         value = saved.decode(tree, live=dtensors)
         if not trusts and _may_run_code(name, tree):
             code = saved.field("extra_codes", {}).get(name)
-            owner = self._module.get_submodule(name.rpartition(".")[0])
-            require_own(
-                code,
-                value,
-                f"{self._name}.{name}",
-                setter=f"{type(owner).__qualname__}.set_extra_state",
-                where=saved.path,
-                classes=saved.classes,
-            )
+            require_own(code, value, f"{self._name}.{name}", where=saved.path)
         return value
 
     def _directly(
