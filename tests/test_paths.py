@@ -22,7 +22,9 @@ ALLOWED = {
     "checkfreq.snapshot.memory": "/proc and /sys",
     "checkfreq.snapshot.node_turns": "a lock in the user's runtime folder",
     "checkfreq.snapshot.pin_failures": "/proc and /sys",
-    "checkfreq.persist.peers": "/proc",
+    **dict.fromkeys(
+        ("checkfreq.persist.launch", "checkfreq.persist.lock", "checkfreq.persist.peers"), "/proc"
+    ),
     "checkfreq.persist.pressure": "/proc and /sys",
     "checkfreq.faults": "paths that a test gives in the environment",
     "checkfreq.ranks.neighbours": "/proc",

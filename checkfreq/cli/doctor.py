@@ -137,6 +137,7 @@ def _said(one: Finding, width: int) -> Iterator[str]:
 
 def _write_page(file: str, sections: Iterable[Section], directory: str, url: str) -> None:
     from checkfreq.doctor.page import hidden, page
+    from checkfreq.helpers.outputs import write_output
 
     try:
         user = getpass.getuser()
@@ -153,10 +154,12 @@ def _write_page(file: str, sections: Iterable[Section], directory: str, url: str
             *(one.rpartition("//")[2].partition("/")[0].partition(":")[0] for one in endpoints),
         ],
     )
+    data = page(sections, hide=hide)
+    if file == "-":
+        print(data, end="")
+        return
     try:
-        with click.open_file(file, "w", encoding="utf-8") as opened:
-            opened.write(page(sections, hide=hide))
+        write_output(Path(file), data.encode(), what="--page")
     except OSError as error:
         raise ConfigError(f"--page {file}: cannot be written: {error.strerror}") from None
-    if file != "-":
-        print(f"written to {file}; read it before you send it", file=sys.stderr)
+    print(f"written to {file}; read it before you send it", file=sys.stderr)

@@ -100,7 +100,10 @@ def _print_json(now: Figures) -> None:
 
 
 def _writes(look: Callable[[], Figures], name: str, path: Path) -> Callable[[], None]:
+    from checkfreq.helpers.outputs import require_outside
     from checkfreq.story.watch.prometheus import metrics, write_textfile
+
+    require_outside(path, what="--textfile")
 
     def write() -> None:
         text = metrics(look(), name=name)

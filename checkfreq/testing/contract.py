@@ -246,6 +246,7 @@ class FileOpsContract:
             "folder": Kind.DIRECTORY,
             "link": Kind.LINK,
         }
+        assert list(ops.scan(root, beginning=("fi", "li"))) == ["file", "link"]
         assert ops.kind(root / "link") is Kind.LINK
         assert ops.kind(root / "missing") is None
         assert ops.exists(root / "link")

@@ -143,3 +143,45 @@ def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path, capsys: Captu
     chk_dir = write(tmp_path / "chk", two_runs())
     assert main(["report", str(chk_dir), "--out", "none/a.html"]) == 2
     assert "report: cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["report", "report --png figures", "report --out a/b.html"])
+def test_nothing_is_written_in_the_checkpoint_directory_that_one_works_in(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    chk_dir = write(tmp_path / "chk", two_runs())
+    (chk_dir / "step-00000001" / "a").mkdir(parents=True)
+    monkeypatch.chdir(chk_dir)
+    before = sorted(chk_dir.rglob("*"))
+    assert main([*command.split(), "."]) == 2
+    assert f"is in {chk_dir}, a checkpoint directory" in capsys.readouterr().err
+    assert sorted(chk_dir.rglob("*")) == before
+
+
+@pytest.mark.parametrize("verb", ["report --out", "watch --once --textfile"])
+@pytest.mark.parametrize("name", ["step-00000001/manifest.json", "events.jsonl", "new"])
+def test_a_file_of_a_checkpoint_directory_is_not_replaced(
+    verb: str, name: str, tmp_path: Path, capsys: Capture
+) -> None:
+    chk_dir = write(tmp_path / "chk", two_runs())
+    (chk_dir / "step-00000001").mkdir()
+    (chk_dir / "step-00000001" / "manifest.json").write_text("{}")
+    (tmp_path / "way").symlink_to(chk_dir)
+    before = {path: path.read_bytes() for path in chk_dir.rglob("*") if path.is_file()}
+    for folder in (chk_dir, tmp_path / "way"):
+        assert main([*verb.split(), str(folder / name), str(chk_dir)]) == 2
+        assert "in which only runs write" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in chk_dir.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("target", ["mine", "nothing"])
+def test_a_link_that_somebody_planted_is_not_written_through(
+    target: str, tmp_path: Path, capsys: Capture
+) -> None:
+    chk_dir = write(tmp_path / "chk", two_runs())
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "report.html").symlink_to(target)
+    assert main(["report", str(chk_dir)]) == 2
+    assert "report.html is a symbolic link: expected a regular file" in capsys.readouterr().err
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not (tmp_path / "nothing").exists()

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 
 import checkfreq
-from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 from checkfreq.errors import ConfigError, CorruptCheckpointError
 from checkfreq.formats import from_dcp, to_dcp
 from iterators import CFIterator
@@ -71,7 +71,9 @@ def test_a_folder_of_dcps_own_writer_is_restored(tmp_path: Path) -> None:
     other = {name: one for name, one in parts(seed=1).items() if name in live}
     chk = CFCheckpoint(**other)
     from_dcp(tmp_path / "dcp", tmp_path / "chk", like=chk)
-    with CFManager(tmp_path / "chk", chk, mode=CFMode.MANUAL, chk_freq=0) as cf_manager:
+    trusting = CFConfig(trust_extra_state=True)  # an import does not say who saved what it reads
+    settings: dict[str, Any] = {"mode": CFMode.MANUAL, "chk_freq": 0, "config": trusting}
+    with CFManager(tmp_path / "chk", chk, **settings) as cf_manager:
         assert cf_manager.restore()
     assert same(states_of(other), states_of(live))
 

@@ -838,7 +838,7 @@ def test_a_parent_that_cannot_be_synced_is_no_error(
 
 def test_a_step_that_is_listed_and_never_there_ends_in_an_error(disk: CrashingFileOps) -> None:
     class Haunted(CrashingFileOps):
-        def scan(self, path: Path) -> Mapping[str, Kind]:
+        def scan(self, path: Path, *, beginning: tuple[str, ...] = ("",)) -> Mapping[str, Kind]:
             return {"step-00000009": Kind.DIRECTORY}
 
     store = CheckpointStore(MEMORY, ops=Haunted())
