@@ -229,7 +229,7 @@ def prepare(
         all_positions,
         loaded.reader,
     )
-    findings = Findings(resumes=resumes)
+    findings = Findings(resumes=resumes, strict=strict)
     kept = entries_by_object(chk, keep)
     for name in _names_to_restore(chk, loaded, rank, chosen, findings):
         saved = loaded.saved(name, path=path, rank=rank, declared=chk.per_rank)
