@@ -67,7 +67,7 @@ def test_callbacks_keep_their_state_and_the_arguments_that_they_have_changed(
     tmp_path: Path,
 ) -> None:
     heard = run_well(Life(keep_callbacks, tmp_path, 1))[0]
-    states = {steps: state for steps, state in heard.all("states")}
+    states = dict(heard.all("states"))
     for one in (0, 1):
         assert states[2][one] == {
             "args": {"scale": 0.25, "factor": 0.5},
