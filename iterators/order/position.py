@@ -25,8 +25,9 @@ _ADVICE = {
     "algorithm": "Use the kind of loader of the interrupted run: shuffle (or do not) as it did, "
     "and give an iterable dataset the same methods (state_dict, indexed_source).",
     "n": "Restore with the dataset the checkpoint was trained on, or start a new run.",
-    "fingerprint": "The dataset was swapped, renamed or edited. If it holds the same samples in "
-    "the same order, give both runs the same fingerprint='...' (ResumableDataLoader, samplers).",
+    "fingerprint": "The dataset was swapped, renamed or edited, or it is split or shuffled without "
+    "a seed. If it holds the same samples in the same order, give both runs the same "
+    "fingerprint='...' (ResumableDataLoader, samplers).",
     "seed": "Use the seed of the interrupted run.",
 }
 
@@ -36,7 +37,8 @@ class Identity:
     """Which data, in which order. A position fits only a loader of equal identity.
 
     ``n`` is the number of places in an epoch (0 for an iterable or replayed loader, which does not
-    know). ``tail`` is the policy for the last, partial batch; it may change, with a warning.
+    know). ``tail`` is the policy for the last, partial batch; it may change, with a warning, as
+    ``samples`` may, see ``sample_digests``.
     """
 
     algorithm: str
@@ -44,6 +46,7 @@ class Identity:
     fingerprint: str
     seed: int
     tail: str = "short"
+    samples: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,8 @@ class Position:
             "layout": self.layout.to_dict(),
             "states": list(self.states),
         }
+        if self.identity.samples:
+            state["samples"] = dict(self.identity.samples)
         if self.ranks:
             state["ranks"] = list(self.ranks)
         if self.left_at:
@@ -131,7 +136,7 @@ class Position:
         texts = [_text(state, name) for name in ("algorithm", "fingerprint", "tail")]
         layout = state["layout"]
         return cls(
-            Identity(texts[0], n, texts[1], numbers["seed"], texts[2]),
+            Identity(texts[0], n, texts[1], numbers["seed"], texts[2], _samples(state)),
             numbers["epoch"],
             place,
             numbers["step"],
@@ -285,6 +290,13 @@ def _ranks(state: Mapping[str, Any]) -> tuple[int, ...]:
     if not ranks or any(type(rank) is not int or rank < 0 for rank in ranks):
         raise ValueError(f"ranks must be a list of ranks, got {ranks!r}")
     return tuple(ranks)
+
+
+def _samples(state: Mapping[str, Any]) -> dict[str, str]:
+    samples = state.get("samples", {})
+    if not isinstance(samples, dict):
+        raise ValueError(f"samples must be a dictionary, got {samples!r}")
+    return {place: _text(samples, place) for place in samples}
 
 
 def _text(state: Mapping[str, Any], name: str) -> str:

@@ -165,7 +165,8 @@ def _read_sampler(
         raise NotResumableError(
             f"the order of {_described(sampler)} cannot be entered in the middle. Give the same "
             "order as a function: order=lambda seed, epoch: ids, of ResumableDataLoader.like("
-            "loader, ...) or transformers' CheckFreqCallback; to train on part of a dataset, use torch.utils.data.Subset with shuffle=True"
+            "loader, ...) or transformers' CheckFreqCallback; to train on part of a dataset, use "
+            "torch.utils.data.Subset with shuffle=True"
         )
     if _shares(sampler) and found.tail == "short":
         _log_kept(sampler)
