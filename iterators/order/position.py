@@ -171,7 +171,8 @@ class Position:
         parts = _one_per_share((self, *others))
         ledger = sum((part.ledger for part in parts), Ledger())
         states = tuple(state for part in parts for state in part.states)
-        return replace(self, ledger=ledger, states=states, ranks=())
+        whole = _without_own_samples((self, *others))
+        return replace(whole, ledger=ledger, states=states, ranks=())
 
 
 def merge_saved(states: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -186,13 +187,21 @@ def merge_saved(states: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         raise CorruptPositionError("there is no position of any rank to continue from")
     if all(one.layout.world == 1 for one in positions):
         are_equal = all(one == positions[0] for one in positions)
-        return positions[0].to_dict() if are_equal else None
+        return _without_own_samples(positions).to_dict() if are_equal else None
     try:
         return positions[0].merged(*positions[1:]).to_dict()
     except ValueError as error:
         raise CorruptPositionError(
             f"the positions of {len(positions)} rank(s) cannot be merged: {error}"
         ) from error
+
+
+def _without_own_samples(positions: Sequence[Position]) -> Position:
+    """The first position; without ``samples`` if each rank holds others in memory."""
+    first, *others = positions
+    if all(one.identity.samples == first.identity.samples for one in others):
+        return first
+    return replace(first, identity=replace(first.identity, samples={}))
 
 
 def _saved_by(rank: int, state: Mapping[str, Any]) -> Position:

@@ -81,10 +81,11 @@ class OtherCallbacks:
             self._trainer.datamodule.load_state_dict(state["datamodule"])
 
     def _load_hooks(self, states: dict[str, Any], hooks: dict[str, Any]) -> None:
-        checkpoint = HooksCheckpoint({**self._checkpoint(deepcopy(states)), **hooks})
+        checkpoint = HooksCheckpoint(self._checkpoint(deepcopy(states)))
         # The weights come last, when everything else fits: until then there are shapes.
         weights = checkpoint["state_dict"]
         checkpoint["state_dict"] = {name: _outline(one) for name, one in weights.items()}
+        checkpoint.update(hooks)
         for callback in self._others:
             if _has_hook(callback, "on_load_checkpoint"):
                 callback.on_load_checkpoint(self._trainer, self._module, checkpoint)

@@ -162,7 +162,8 @@ class Progress:
                 continue
             live.remove(found)
             self._changed[id(found)] = {*changed}
-            _set_args(found, {n: one for n, one in args.items() if takes_all or n in changed})
+            taken = _args(found).keys() & (args.keys() if takes_all else changed)
+            _set_args(found, {argument: args[argument] for argument in taken})
             for attribute, value in attributes.items():
                 setattr(found, attribute, value)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset, random_split
 
-from iterators import CFIterator, ResumeMismatchError
+from iterators import CFIterator, ResumableDataLoader, ResumeMismatchError
 from iterators.order.contents import sample_digests
 from iterators.torch.samplers import ResumableSampler
 
@@ -145,6 +145,21 @@ def test_what_may_differ_between_two_starts_with_the_same_data_is_not_warned_of(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     loaded(*SAME[kind]())
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_ranks_that_hold_samples_of_their_own_are_not_compared_with_one_another(
+    world: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def iterator(rank: int) -> CFIterator:
+        share = (rank, world) if world > 1 else (0, 1)
+        data = Held([n % (rank + 2) for n in range(N)])
+        return CFIterator(ResumableDataLoader(data, 4, seed=1, rank=share[0], world=share[1]))
+
+    merged = iterator(0).merged_state([iterator(rank).state_dict() for rank in (0, 1)])
+    assert merged is not None
+    iterator(1).load_state_dict(merged)
     assert not caplog.messages
 
 
