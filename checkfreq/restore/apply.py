@@ -234,7 +234,7 @@ def prepare(
         loaded.reader,
     )
     is_own = loaded.is_from_memory or (resumes and loaded.remote is not None)
-    findings = Findings(resumes=resumes, trusts=trusts or is_own)
+    findings = Findings(resumes=resumes, strict=strict, trusts=trusts or is_own)
     kept = entries_by_object(chk, keep)
     for name in _names_to_restore(chk, loaded, rank, chosen, findings):
         saved = loaded.saved(name, path=path, rank=rank, declared=chk.per_rank)

@@ -3,8 +3,10 @@
 It consists of the class name and the length. For folder datasets (with ``samples`` or ``imgs``,
 pairs of path and label) it includes a digest of the paths below ``root`` and of the labels: a moved
 root is the same data, a renamed, added or relabelled file is not (0.5 s for a million paths).
-Subsets and concatenations are followed. Other datasets of the same class and length cannot be told
-apart, unless the dataset has a method ``data_fingerprint()`` or the user gives ``fingerprint=``.
+Subsets and concatenations are followed, and so is an order that a dataset holds in ``_indices``
+(those of ``datasets`` and of torch_geometric, shuffled or split). Other datasets of the same class
+and length cannot be told apart, unless the dataset has a method ``data_fingerprint()`` or the user
+gives ``fingerprint=``; see ``contents.py`` for what is noticed beyond.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def dataset_fingerprint(dataset: object, given: str | None = None) -> str:
     if callable(own):
         return str(own())
     name = f"{type(dataset).__qualname__}:{length_or_none(dataset) or 0}"
-    parts = [part for part in (_followed(dataset), _listed(dataset)) if part]
+    parts = [one for one in (_followed(dataset), _ordered(dataset), _listed(dataset)) if one]
     return ":".join([name, *parts])
 
 
@@ -75,6 +77,21 @@ def _followed(dataset: object) -> str:
     if isinstance(several, (list, tuple)):
         return f"({'+'.join(dataset_fingerprint(one) for one in several)})"
     return ""
+
+
+def _ordered(dataset: object) -> str:
+    """A digest of the dataset's own ``_indices``: numbers of its samples, or a table of them."""
+    found: Any = getattr(dataset, "_indices", None)
+    if callable(getattr(found, "column", None)):
+        found = found.column(0).to_numpy()
+    if length_or_none(found) is None or length_or_none(found) != length_or_none(dataset):
+        return ""
+    try:
+        order = np.asarray(found)
+    except (TypeError, ValueError):
+        return ""
+    is_order = order.ndim == 1 and order.dtype.kind in "iu"
+    return f"ordered({_digest([order.astype('<i8').tobytes()])})" if is_order else ""
 
 
 def _listed(dataset: object) -> str:

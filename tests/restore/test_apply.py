@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
 from checkfreq.restore.apply import materialise
@@ -455,6 +455,38 @@ class Renaming(nn.Linear):
         self.bias = nn.Parameter(packed[:, -1])
 
 
+class GrowsByMethod(nn.Module):
+    """A buffer that grows, which its own loading code resizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2))
+        self.resize = self._resize
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = torch.cat([self.seen, x])
+        return x
+
+    def _resize(self, state: Any, prefix: str, *args: Any) -> None:
+        self.seen = torch.empty_like(state[prefix + "seen"])
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        self.resize(state, prefix)
+        super()._load_from_state_dict(state, prefix, *args, **kwargs)
+
+
+class GrowsByHook(GrowsByMethod):
+    """The same by a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_pre_hook(lambda module, *args: module.resize(*args))
+
+    _load_from_state_dict = nn.Module._load_from_state_dict
+
+
 class TestModules:
     @pytest.mark.parametrize("hooked", [False, True])
     def test_extra_state_comes_back(self, hooked: bool) -> None:
@@ -559,6 +591,30 @@ class TestModules:
         restore(CFCheckpoint(m=live), take(CFCheckpoint(m=saved)))
         assert seen == ["weight", "bias"]
         assert bits(live.weight) == bits(saved.weight)
+
+    @pytest.mark.parametrize("kind", [GrowsByMethod, GrowsByHook])
+    def test_a_buffer_takes_the_shape_that_the_loading_code_of_its_module_gives_it(
+        self, kind: type[nn.Module]
+    ) -> None:
+        saved, live = nn.Sequential(kind()), nn.Sequential(kind())
+        saved(torch.ones(3))
+        restore(CFCheckpoint(m=live), take(CFCheckpoint(m=saved)))
+        assert bits(live.state_dict()) == bits(saved.state_dict())
+
+    def test_a_shape_that_the_loading_code_leaves_as_it_is_changes_nothing(self) -> None:
+        saved, live = GrowsByHook(), GrowsByHook()
+        saved(torch.ones(3))
+        live.resize = lambda *_: None
+        before = bits(live.state_dict())
+        with pytest.raises(StateError, match=r"(?s)size mismatch for seen.*nothing was changed"):
+            plan(CFCheckpoint(m=live), take(CFCheckpoint(m=saved))).apply()
+        assert bits(live.state_dict()) == before
+
+    def test_loading_code_gives_no_other_shape_to_a_parameter(self) -> None:
+        saved, live = GrowsByHook(), GrowsByHook()
+        saved.weight = nn.Parameter(torch.ones(3))
+        with pytest.raises(MismatchError, match=r"weight: checkpoint has float32\[3\]"):
+            plan(CFCheckpoint(m=live), take(CFCheckpoint(m=saved)))
 
     def test_a_lazy_module_takes_its_shape_from_the_checkpoint(self) -> None:
         live = nn.Sequential(nn.LazyLinear(2))

@@ -85,8 +85,6 @@ def _of_settings(trainer: Any) -> Iterator[str]:
             "with reload_dataloaders_every_n_epochs the place in the data belongs to a loader that "
             "is thrown away (use a dataset that changes by epoch)"
         )
-    if trainer.overfit_batches:
-        yield "overfit_batches replaces the sampler (use limit_train_batches)"
 
 
 def _of_callbacks(callbacks: list[Any], own: object) -> Iterator[str]:

@@ -218,7 +218,11 @@ class ModuleAdapter:
         fitting = {
             name: tensor
             for name, tensor in live.items()
-            if name in there and fits(self._name, name, tensor, saved, findings)
+            if name in there
+            and (
+                self._is_resized_by_load(name, tensor, saved, findings)
+                or fits(self._name, name, tensor, saved, findings)
+            )
         }
         self._compare_ties(fitting, saved, findings)
         common = {name: node for name, node in extras.items() if name in trees}
@@ -238,6 +242,19 @@ class ModuleAdapter:
         changes.filled += hidden
         changes.sets += flags
         return changes
+
+    def _is_resized_by_load(
+        self, name: str, live: Tensor, saved: SavedObject, findings: Findings
+    ) -> bool:
+        """Whether a shape that differs is left to the module's own loading code.
+
+        What that does not resize, ``load_state_dict`` refuses, and the load is undone.
+        """
+        if not findings.strict or name in saved.composed or not is_ordinary(live):
+            return False
+        record = saved.record(name)
+        is_resized = DTYPES[record.dtype] is live.dtype and tuple(live.shape) != record.shape
+        return is_resized and self._index.may_resize(name)
 
     def holdings(self) -> Holdings:
         """See Adapter."""
