@@ -72,7 +72,7 @@ def upload_arms(mirror: Mirror, checkpoints: Checkpoints, *, rounds: int) -> Sec
         checkpoints.store,
         bandwidth=Bandwidth(None),
         part_bytes=mirror.part_bytes,
-        go_on=lambda: None,
+        go_on=lambda sending: None,
     )
 
     def ours() -> dict[str, float]:
@@ -130,9 +130,12 @@ def training_arms(mirror: Mirror, folder: Path, num_bytes: int, *, rounds: int) 
                 block.change()
             manager.step()
             manager.save(wait=True)
-            wait_until(manager, lambda: is_uploading(manager))
-            seconds["during"].append(iterations(manager, while_uploading=True))
             step = manager.global_step
+            # The upload of a small checkpoint may be over before anybody looks.
+            wait_until(
+                manager, lambda step=step: is_uploading(manager) or uploaded_step(manager) == step
+            )
+            seconds["during"].append(iterations(manager, while_uploading=True))
             wait_until(manager, lambda step=step: uploaded_step(manager) == step)
             seconds["after"].append(iterations(manager, while_uploading=False))
     return seconds
