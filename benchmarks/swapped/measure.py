@@ -85,8 +85,9 @@ def sdist_of(name: str) -> Path:
     release = f"{suite.package}-{metadata.version(suite.package)}"
     if not (UNPACKED / release).exists():
         UNPACKED.mkdir(parents=True, exist_ok=True)
-        fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:"]
-        subprocess.run([*fetch, release.replace("-", "==")], cwd=UNPACKED, check=True)
+        fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary"]
+        wanted = [suite.package, release.replace("-", "==")]
+        subprocess.run([*fetch, *wanted], cwd=UNPACKED, check=True)
         subprocess.run(["tar", "xzf", f"{release}.tar.gz"], cwd=UNPACKED, check=True)
     return UNPACKED / release
 
