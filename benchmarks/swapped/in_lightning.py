@@ -5,10 +5,14 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from lightning.pytorch import Trainer
+from checkfreq.examples.imagenet.models import import_torchvision
 
-from checkfreq import CFMode
-from checkfreq.integrations.lightning import CheckFreqCallback
+import_torchvision()  # Lightning's import of one that does not fit torch fails
+
+from lightning.pytorch import Trainer  # noqa: E402
+
+from checkfreq import CFMode  # noqa: E402
+from checkfreq.integrations.lightning import CheckFreqCallback  # noqa: E402
 
 _init = Trainer.__init__
 

@@ -51,7 +51,13 @@ SUITES = {
     "lightning": Suite(
         "lightning",
         "tests",
-        [f"tests_pytorch/{name}" for name in ("models/test_restore.py", "loops", "checkpointing")],
+        [
+            f"tests_pytorch/{name}.py"
+            for name in (
+                *("models/test_restore", "checkpointing/test_trainer_checkpoint"),
+                *("loops/test_loops", "loops/test_training_loop", "loops/test_loop_state_dict"),
+            )
+        ],
     ),
     "torchdata": Suite("torchdata", "test", ["stateful_dataloader/test_state_dict.py"]),
     "dcp": Suite(
