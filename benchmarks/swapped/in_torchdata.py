@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+from unittest.mock import patch
 
 import torchdata.stateful_dataloader as theirs
 
@@ -18,7 +19,8 @@ class Swapped:
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._loader = _Theirs(*arguments, **options)
-        self._batches = CFIterator(self._loader, seed=0)
+        with patch.object(theirs, "StatefulDataLoader", _Theirs):  # by which ours knows it
+            self._batches = CFIterator(self._loader, seed=0)
         self._running: Iterator[Any] | None = None
         self._held = _NOTHING
 

@@ -1,4 +1,4 @@
-"""Other libraries' own test suites with checkfreq swapped in: how they are counted, and one of them."""
+"""Other libraries' own test suites with ours swapped in: how they are counted, and one of them."""
 
 from __future__ import annotations
 
