@@ -19,10 +19,13 @@ class Swapped:
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._loader = _Theirs(*arguments, **options)
-        with patch.object(theirs, "StatefulDataLoader", _Theirs):  # by which ours knows it
-            self._batches = CFIterator(self._loader, seed=0)
+        self._batches = self._new()
         self._running: Iterator[Any] | None = None
         self._held = _NOTHING
+
+    def _new(self) -> CFIterator:
+        with patch.object(theirs, "StatefulDataLoader", _Theirs):  # by which ours knows it
+            return CFIterator(self._loader, seed=0)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["_loader"], name)
@@ -39,6 +42,7 @@ class Swapped:
             batch = next(running, _NOTHING) if self._held is _NOTHING else self._held
             self._held = _NOTHING
             if batch is _NOTHING:
+                iter(self._batches)  # the epoch has ended: its last boundary
                 return
             yield batch
 
@@ -46,10 +50,13 @@ class Swapped:
         """The place after the last batch that was served."""
         if self._running is not None and self._held is _NOTHING:
             self._held = next(self._running, _NOTHING)
+            if self._held is _NOTHING:
+                iter(self._batches)
         return self._batches.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue there."""
+        """Continue there. A CFIterator takes no position once a batch was used: a new one does."""
+        self._batches, self._running = self._new(), None
         self._batches.load_state_dict(state)
 
 
