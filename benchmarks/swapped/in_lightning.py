@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from typing import Any
 
@@ -32,4 +33,5 @@ def init(self: Trainer, *arguments: Any, **options: Any) -> None:
     self.callbacks.append(Swapped(tempfile.mkdtemp(), mode=CFMode.MANUAL, chk_freq=1))
 
 
-Trainer.__init__ = init
+if os.environ["CHECKFREQ_SWAPPED"] == "1":
+    Trainer.__init__ = init
