@@ -72,6 +72,7 @@ SUITES = {
             "order of the custom sampler": "a sampler whose order cannot be entered is refused",
             "with in_order=False": "batches that overtake one another are refused",
             "KeyError: '(_snapshot|dataset_state)": "reads the keys of torchdata's own state",
+            "Expected 0 but got 100": "after its last batch an epoch has no empty rest to serve",
             "ValueError not raised": "workers start at the first batch, not at iter()",
             "Expected AssertionError to be thrown": "another number of workers is taken",
         },
