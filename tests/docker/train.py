@@ -23,9 +23,9 @@ with CFManager(sys.argv[1], chk) as cf_manager:
     train_loader = CFIterator(loader, cf_manager=cf_manager)
     print(f"restored {cf_manager.restore()}, step {cf_manager.global_step}")
     for _ in train_loader.epochs(10**6):
-        for x, y in train_loader:
+        for number, (x, y) in enumerate(train_loader):
             nn.functional.cross_entropy(model(x), y).backward()
             cf_manager.weight_update()
             optimizer.zero_grad()
-            if cf_manager.global_step % 5 == 4:
+            if number % 5 == 4:  # signals are handled from this process's first boundary on
                 print(f"training {cf_manager.global_step + 1}")
