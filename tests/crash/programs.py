@@ -40,6 +40,8 @@ class Run:
     takeover_s: float = 30.0
     #: The model has a frozen part that is large enough for a file of its own.
     frozen: bool = False
+    #: Each step waits until its checkpoint is durable: none is skipped, however slow the disk.
+    waits: bool = False
     trainer_faults: str = ""
     worker_faults: str = ""
     fault_log: str = ""
@@ -164,6 +166,8 @@ def train(log: Connection, run: Run) -> None:
             training.update(manager)
             log.send(("boundary", manager.global_step + 1, training.digest()))
             manager.step()
+            if run.waits:
+                manager.wait()
             if manager.stats()["num_committed"] and manager.stats()["last_durable_step"] != durable:
                 durable = manager.stats()["last_durable_step"]
                 log.send(("durable", durable))

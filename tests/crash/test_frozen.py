@@ -69,7 +69,7 @@ def test_what_a_killed_run_left_in_memory_has_the_frozen_base(
 ) -> None:
     """Its slot got the base several snapshots before the one that is restored."""
     run = Run(str(tmp_path / "chk"), MANY_STEPS, frozen=True, keep_in_memory_s=300.0)
-    faulty = {"trainer_faults": "slot.release:kill-self:5"}
+    faulty = {"trainer_faults": "slot.release:kill-self:5", "waits": True}
     first = Trainer(Run(**{**vars(run), **faulty}))
     assert first.finish() == -9
     after = run_to_end(run)

@@ -29,9 +29,9 @@ def train_until_stopped(rank: Rank) -> None:
         os.environ |= {"SLURM_JOB_ID": "42", "PATH": f"{rank.life.folder}/bin:/usr/bin:/bin"}
     with tiny.managed(rank, chk_freq=0, config=config) as (manager, job):
         manager.restore()
-        limit_s = time.monotonic() + 100.0
+        limit_unix_s = settings.get("deadline", time.time()) + 100.0
         while not manager.stopped:
-            assert time.monotonic() < limit_s
+            assert time.time() < limit_unix_s
             job.update(manager)
             manager.step()
         rank.send("stopped", manager.global_step, manager.stats()["last_durable_step"])
