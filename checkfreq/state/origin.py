@@ -111,10 +111,17 @@ def _key(path: Path) -> bytes | None:
             error,
         )
         return None
-    logger.info(
+    logger.log(
+        logging.WARNING if _is_in_container() else logging.INFO,
         "%s was made: by it later runs know the extra state of modules that you saved. Where the "
-        "home directory is not kept, as in a container, or differs between nodes, set "
-        "CFConfig(trust_extra_state=True)",
+        "home directory is not kept, as in most containers, or differs between nodes, set "
+        "CFConfig(trust_extra_state=True) in the runs that restore",
         path,
     )
     return key
+
+
+def _is_in_container() -> bool:
+    """Whether this is a container of Docker, Podman or Kubernetes; Apptainer keeps the home."""
+    marks = (Path("/.dockerenv"), Path("/run/.containerenv"))
+    return "KUBERNETES_SERVICE_HOST" in os.environ or any(mark.exists() for mark in marks)

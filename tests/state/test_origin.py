@@ -41,6 +41,16 @@ def test_the_key_is_made_once_for_this_user_alone_and_said(
     assert "set CFConfig(trust_extra_state=True)" in said
 
 
+def test_in_a_container_the_key_that_goes_with_it_is_a_warning(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    code()
+    (said,) = caplog.records
+    assert said.levelno == logging.WARNING
+    assert "set CFConfig(trust_extra_state=True) in the runs that restore" in said.message
+
+
 def test_processes_that_start_at_once_agree(home: Path) -> None:
     with ProcessPoolExecutor(4, mp_context=FORK_SERVER) as pool:
         assert len({*pool.map(code, [1] * 4)}) == 1
