@@ -34,7 +34,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-demo: $(VENV)/.bench ## train, kill twice, resume, compare bit for bit (under 5 minutes)
+demo: $(VENV)/.bench ## train, kill twice, resume, compare bit for bit (under a minute)
 	$(PY) -m benchmarks.demo
 
 test: lint system ## what CI runs first: format, lint, types, tests, coverage

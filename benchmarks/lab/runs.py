@@ -95,6 +95,10 @@ class Run:
                 self._fail(f"the training did not end within {self._limit_s:.0f} s")
             time.sleep(poll_s)
 
+    def abandon(self) -> None:
+        """Have `wait`, in whatever thread, end the trainer."""
+        self._deadline_s = float("-inf")
+
     def check(self, trainer: subprocess.Popen[bytes]) -> None:
         """End this process if the trainer failed."""
         if trainer.returncode != 0:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.demo import BATCH, EPOCHS, IMAGES, INTERVAL, Kill, compare
+from benchmarks.demo import EPOCHS, INTERVAL, Kill, compare, picture
 from benchmarks.lab.rawio import raw_write
 from benchmarks.lab.runs import Run
 
-ALL = IMAGES.classes * IMAGES.train
+LENGTH, ALL = 50, 800
 
 
 def run_that_left(folder: Path, *, weights: str = "aa", **epoch: Any) -> Run:
@@ -28,12 +28,14 @@ def run_that_left(folder: Path, *, weights: str = "aa", **epoch: Any) -> Run:
 
 
 def test_every_claim_holds_for_equal_runs(tmp_path: Path) -> None:
-    claims = compare(run_that_left(tmp_path / "a"), run_that_left(tmp_path / "b"))
+    claims = compare(run_that_left(tmp_path / "a"), run_that_left(tmp_path / "b"), num_samples=ALL)
     assert [claim.holds for claim in claims] == [True] * 4
 
 
 def test_other_weights_are_noticed(tmp_path: Path) -> None:
-    claims = compare(run_that_left(tmp_path / "a"), run_that_left(tmp_path / "b", weights="cc"))
+    claims = compare(
+        run_that_left(tmp_path / "a"), run_that_left(tmp_path / "b", weights="cc"), num_samples=ALL
+    )
     assert [claim.what for claim in claims if not claim.holds] == [
         "final weights equal, bit for bit"
     ]
@@ -43,7 +45,9 @@ def test_other_weights_are_noticed(tmp_path: Path) -> None:
 def test_a_sample_lost_or_doubled_or_an_epoch_missing_is_noticed(
     epoch: dict[str, Any], tmp_path: Path
 ) -> None:
-    claims = compare(run_that_left(tmp_path / "a"), run_that_left(tmp_path / "b", **epoch))
+    claims = compare(
+        run_that_left(tmp_path / "a"), run_that_left(tmp_path / "b", **epoch), num_samples=ALL
+    )
     assert [claim.holds for claim in claims] == [True, False, True, True]
 
 
@@ -56,7 +60,7 @@ def test_a_sample_lost_or_doubled_or_an_epoch_missing_is_noticed(
         (25, None, 26, False),
         (25, 20, 20, True),
         (25, 20, 10, False),
-        (ALL // BATCH, None, ALL // BATCH, False),
+        (LENGTH, None, LENGTH, False),
     ],
     ids=[
         "within an interval",
@@ -71,13 +75,27 @@ def test_a_sample_lost_or_doubled_or_an_epoch_missing_is_noticed(
 def test_a_kill_may_lose_two_intervals_but_no_checkpoint_being_written(
     at_step: int, written_step: int | None, restored_step: int, holds: bool
 ) -> None:
-    kill = Kill(
-        when="in the test",
-        at_step=at_step,
-        written_step=written_step,
-        restored_step=restored_step,
-    )
-    assert kill.claim().holds is holds
+    kill = Kill(when="in the test", at_unix_s=0.0, at_step=at_step, written_step=written_step)
+    assert kill.claim(restored_step, LENGTH).holds is holds
+
+
+def test_the_picture_shows_both_runs_and_the_kill(tmp_path: Path) -> None:
+    runs = [run_that_left(tmp_path / name) for name in "ab"]
+    for run, seconds in zip(runs, (10, 20), strict=True):
+        run.starts_unix_s = [1000.0]
+        lines = [{"batch": n, "step": n, "time_unix_s": 1000.0 + seconds * n / 9} for n in range(9)]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (run.chk_dir.parent / "history.jsonl").write_text(text)
+    kill = Kill(when="now", at_unix_s=1005.0, at_step=2, written_step=None)
+    drawn = "\n".join(picture(*runs, [kill])).partition("iteration")[0]
+    assert [drawn.count(mark) for mark in ".oX"] == [8, 9, 1]  # both begin at one point
+
+
+def test_a_run_that_is_abandoned_ends(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", [], module="timeit")
+    run.abandon()
+    with pytest.raises(SystemExit):
+        run.finish()
 
 
 def test_a_checkpoint_being_written_is_seen_by_its_temporary_name(tmp_path: Path) -> None:
