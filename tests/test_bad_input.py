@@ -27,7 +27,7 @@ from checkfreq.errors import (
 from checkfreq.persist.lock import DirectoryLock
 from checkfreq.store.manifest import FORMAT_VERSION, MANIFEST_NAME, digest_of
 from checkfreq.store.store import CheckpointStore
-from tests.crash.disks import small_disk
+from tests.acceptance.disks import small_disk
 
 CONFIG = CFConfig(nice=0, takeover_s=0.2)
 

@@ -35,7 +35,7 @@ CASES = (
     "CompiledModel",
     "DistributedDataParallelOfOneRank",
 )
-_EXACTNESS = "tests/exactness/test_exactness.py::test_interrupted_equals_uninterrupted_bit_for_bit"
+_EXACTNESS = "tests/acceptance/test_same_bits.py::test_interrupted_equals_uninterrupted_bit_for_bit"
 CORE = (
     *("tests/state", "tests/restore", "tests/contract", "tests/versions"),
     *(f"{_EXACTNESS}[{name}]" for name in CASES),

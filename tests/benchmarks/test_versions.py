@@ -11,7 +11,7 @@ from benchmarks.lab.results import ROOT
 from benchmarks.tables import with_tables
 from benchmarks.versions.environments import PAIRS, interpreter_of
 from benchmarks.versions.measure import CORE, LEFT_OUT, WITHOUT_TORCH, Outcome, outcome_of, run
-from tests.exactness.cases import CASES
+from tests.acceptance.cases import CASES
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.a" name="passes"/>

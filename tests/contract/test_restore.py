@@ -27,6 +27,7 @@ from checkfreq.restore.restorer import Restorer
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes
 from iterators import CFIterator, ResumeMismatchError
+from tests.acceptance.disks import failing_calls
 from tests.contract.conftest import Hold, SetFault
 from tests.contract.runs import (
     Training,
@@ -37,7 +38,6 @@ from tests.contract.runs import (
     train,
     written,
 )
-from tests.crash.disks import failing_calls
 from tests.store.parsing import steps_parsed
 
 

@@ -13,9 +13,9 @@ from checkfreq.errors import ConfigError, NoCheckpointError
 from checkfreq.policy.retention import Retention
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator
+from tests.acceptance.disks import small_disk
 from tests.contract.conftest import SetFault
 from tests.contract.runs import Training, loader, managed, train
-from tests.crash.disks import small_disk
 
 
 def steps_of(chk_dir: Path) -> list[int]:

@@ -23,8 +23,7 @@ from checkfreq.persist import handover
 from checkfreq.persist.handover import Offer
 from checkfreq.persist.process import AdoptedWorker
 from checkfreq.store.store import CheckpointStore
-from tests.contract.runs import config
-from tests.crash.processes import (
+from tests.acceptance.processes import (
     DEADLINE_S,
     Log,
     Trainer,
@@ -32,7 +31,8 @@ from tests.crash.processes import (
     verify_all,
     worker_pid,
 )
-from tests.crash.programs import Run, Training
+from tests.acceptance.programs import Run, Training
+from tests.contract.runs import config
 
 pytestmark = pytest.mark.crash
 

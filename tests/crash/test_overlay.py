@@ -9,8 +9,8 @@ import pytest
 
 from checkfreq import KeepLast
 from checkfreq.store.store import CheckpointStore
+from tests.acceptance.disks import call
 from tests.contract.runs import Training, managed, written
-from tests.crash.disks import call
 
 pytestmark = pytest.mark.crash
 

@@ -1,18 +1,11 @@
-"""Power cuts on real file systems: ext4 and xfs on loop mounts, shut down without flushing.
-
-FS_IOC_SHUTDOWN drops everything that has not reached the device, as a power cut does. It is
-given before every operation of a commit, a superseding commit and a prune in turn, and right
-after each; then the volume is mounted again and must hold every acknowledged checkpoint.
+"""Power cuts on real file systems before every operation of a commit, a superseding commit and a
+prune in turn, and right after each: mounted again, they hold every acknowledged checkpoint.
 """
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import os
-import shutil
-import struct
-import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,78 +15,15 @@ import pytest
 from checkfreq.store.fileops import LocalFileOps, PayloadFile
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import PowerCut, commit_bytes
+from tests.acceptance.volumes import VOLUMES, Volume, mounted
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
-
-_FS_IOC_SHUTDOWN = 0x8004587D
-_NO_LOG_FLUSH = 2
-
-#: Image size in bytes (sparse), the command that formats it, and mount options. The journal
-#: is not to be written by a timer while the test counts on its not being written.
-VOLUMES = {
-    "ext4": (64 << 20, ["mkfs.ext4", "-q", "-F"], "loop,commit=300"),
-    "xfs": (320 << 20, ["mkfs.xfs", "-q", "-f"], "loop"),
-}
-
-
-class Volume:
-    """A file system in an image file that can lose power."""
-
-    def __init__(self, kind: str, folder: Path) -> None:
-        num_bytes, self._format, self._options = VOLUMES[kind]
-        self._image = folder / f"{kind}.img"
-        self._kind = kind
-        self.mount_point = folder / kind
-        self.mount_point.mkdir()
-        self._mounted = False  # os.path.ismount says no of a volume that was shut down
-        self._image.touch()
-        os.truncate(self._image, num_bytes)
-
-    def format(self) -> None:
-        _call([*self._format, str(self._image)])
-
-    def mount(self) -> None:
-        image, target = str(self._image), str(self.mount_point)
-        _call(["mount", "-t", self._kind, "-o", self._options, image, target])
-        self._mounted = True
-
-    def cut_power(self) -> None:
-        fd = os.open(self.mount_point, os.O_RDONLY)
-        try:
-            fcntl.ioctl(fd, _FS_IOC_SHUTDOWN, struct.pack("i", _NO_LOG_FLUSH))
-        finally:
-            os.close(fd)
-
-    def unmount(self) -> None:
-        if self._mounted:
-            _call(["umount", str(self.mount_point)])
-            self._mounted = False
-
-
-def _call(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    if done.returncode != 0:
-        raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
 @pytest.fixture(params=sorted(VOLUMES))
 def volume(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Volume]:
-    kind: str = request.param
-    program = VOLUMES[kind][1][0]
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    if shutil.which(program) is None:
-        pytest.skip(f"{program} is not installed (Debian: e2fsprogs, xfsprogs)")
-    volume = Volume(kind, tmp_path)
-    volume.format()
-    try:
-        volume.mount()
-    except OSError as error:
-        pytest.skip(f"this machine cannot mount a {kind} image: {error}")
-    try:
-        yield volume
-    finally:
-        volume.unmount()
+    with mounted(request.param, tmp_path) as found:
+        yield found
 
 
 class CuttingFileOps(LocalFileOps):

@@ -26,8 +26,8 @@ from checkfreq.errors import (
     StorageError,
 )
 from checkfreq.store.store import CheckpointStore
-from tests.crash.processes import Trainer, verify_all
-from tests.crash.programs import Run
+from tests.acceptance.processes import Trainer, verify_all
+from tests.acceptance.programs import Run
 from tests.state.support import state_bits
 
 pytestmark = pytest.mark.crash

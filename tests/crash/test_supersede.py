@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
-from tests.crash.processes import verify_all
-from tests.crash.programs import Training
+from tests.acceptance.processes import verify_all
+from tests.acceptance.programs import Training
 
 pytestmark = pytest.mark.crash
 

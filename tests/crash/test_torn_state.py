@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
-from tests.crash.programs import Training
+from tests.acceptance.programs import Training
 
 pytestmark = pytest.mark.crash
 

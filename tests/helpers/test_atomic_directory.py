@@ -16,7 +16,7 @@ import pytest
 from checkfreq.errors import ConfigError, NoCheckpointError, StateError, StorageError
 from checkfreq.helpers import AtomicDirectory
 from checkfreq.testing import CrashingFileOps
-from tests.crash.disks import small_disk
+from tests.acceptance.disks import small_disk
 from tests.fork_server import FORK_SERVER
 from tests.helpers.support import ROOT, after_a_cut_anywhere, empty_disk
 from tests.state.ranks import run_ranks

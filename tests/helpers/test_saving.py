@@ -19,7 +19,7 @@ import torch
 from checkfreq.errors import ConfigError, StorageError
 from checkfreq.helpers import atomic_save
 from checkfreq.store.fileops import LocalFileOps
-from tests.crash.disks import small_disk
+from tests.acceptance.disks import small_disk
 from tests.fork_server import FORK_SERVER
 from tests.helpers.support import ROOT, after_a_cut_anywhere, empty_disk, loaded
 

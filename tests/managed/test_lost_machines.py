@@ -17,8 +17,8 @@ import pytest
 
 from checkfreq.errors import CheckFreqError
 from checkfreq.store.store import CheckpointStore
-from tests.crash.processes import DEADLINE_S, Log, Trainer, run_to_end, verify_all
-from tests.crash.programs import Run
+from tests.acceptance.processes import DEADLINE_S, Log, Trainer, run_to_end, verify_all
+from tests.acceptance.programs import Run
 from tests.managed.agent import Agent, Settings, bring_back
 
 pytestmark = pytest.mark.crash

@@ -10,8 +10,8 @@ import pytest
 
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 from checkfreq.errors import CorruptCheckpointError
-from tests.crash.processes import verify_all
-from tests.crash.programs import Training
+from tests.acceptance.processes import verify_all
+from tests.acceptance.programs import Training
 from tests.managed.agent import bring_back, copy_whole
 
 STEPS = 3

@@ -13,7 +13,7 @@ from checkfreq.persist.client import WorkerClient
 from checkfreq.persist.lock import DirectoryLock
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes
-from tests.crash.disks import call
+from tests.acceptance.disks import call
 from tests.persist.conftest import next_reply, request
 
 

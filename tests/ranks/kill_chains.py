@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from checkfreq import KeepLast, faults
-from tests.crash.processes import verify_all, wait_unlocked
+from tests.acceptance.processes import verify_all, wait_unlocked
 from tests.patience import slowness
 from tests.ranks import tiny
 from tests.ranks.ranks import Heard, Life, Rank, Ranks, run_well

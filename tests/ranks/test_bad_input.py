@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from checkfreq import CFCheckpoint, CFManager, CFMode
-from tests.crash.processes import verify_all
+from tests.acceptance.processes import verify_all
 from tests.ranks import tiny
 from tests.ranks.ranks import Life, Rank, run, run_well
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from iterators import CFIterator
-from tests.crash.processes import verify_all
+from tests.acceptance.processes import verify_all
 from tests.ranks import tiny
 from tests.ranks.ranks import Life, Rank, Ranks
 

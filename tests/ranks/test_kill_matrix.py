@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from checkfreq import faults
-from tests.crash.processes import verify_all
+from tests.acceptance.processes import verify_all
 from tests.patience import slowness
 from tests.ranks import tiny
 from tests.ranks.kill_chains import (

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash.processes import verify_all
+from tests.acceptance.processes import verify_all
 from tests.ranks import script
 from tests.ranks.training import NUM_SAMPLES
 

@@ -14,7 +14,7 @@ import pytest
 from checkfreq import KeepLast
 from checkfreq.persist import handover
 from checkfreq.persist.handover import Offer
-from tests.crash.processes import verify_all
+from tests.acceptance.processes import verify_all
 from tests.ranks import tiny
 from tests.ranks.ranks import Heard, Life, Ranks, run_well
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, ResumableDataLoader, TrainingStopped
-from tests.crash.processes import verify_all
+from tests.acceptance.processes import verify_all
 from tests.ranks import tiny
 from tests.ranks.ranks import Heard, Life, Rank, Ranks, run, run_well
 from tests.store.parsing import steps_parsed

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash.processes import verify_all
+from tests.acceptance.processes import verify_all
 from tests.patience import slowness
 from tests.ranks import tiny
 from tests.ranks.ranks import Life, Rank, run_well

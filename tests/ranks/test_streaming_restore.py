@@ -10,7 +10,7 @@ import pytest
 
 from checkfreq.errors import CheckFreqError, StateError
 from checkfreq.store.store import CheckpointStore
-from tests.crash.processes import verify_all
+from tests.acceptance.processes import verify_all
 from tests.ranks import tiny
 from tests.ranks.ranks import Heard, Life, Rank, Ranks, run, run_well
 

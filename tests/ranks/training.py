@@ -26,7 +26,7 @@ from torch.utils.data import Dataset
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from iterators import CFIterator, ResumableDataLoader
 from iterators.testing import digest
-from tests.exactness.cases import Block
+from tests.acceptance.cases import Block
 from tests.ranks.ranks import Rank
 from tests.ranks.tiny import config
 

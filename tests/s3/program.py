@@ -17,7 +17,7 @@ from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror
 from checkfreq.store.store import CheckpointStore
 from iterators import TrainingStopped
-from tests.crash.programs import Training
+from tests.acceptance.programs import Training
 from tests.fork_server import FORK_SERVER
 
 DEADLINE_S = 120.0

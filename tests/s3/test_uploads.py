@@ -10,8 +10,8 @@ import pytest
 from checkfreq import KeepLast, faults
 from checkfreq.mirror.client import RemoteObjects
 from checkfreq.mirror.reader import MirrorReader
-from tests.crash.processes import run_to_end, wait_unlocked
-from tests.crash.programs import Run
+from tests.acceptance.processes import run_to_end, wait_unlocked
+from tests.acceptance.programs import Run
 from tests.s3.conftest import ON_BOTH
 from tests.s3.program import Child, Job, check_markers, expect_whole, train
 from tests.s3.proxy import FaultProxy

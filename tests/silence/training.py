@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from checkfreq import CFManager, CFMode
-from tests.crash.processes import wait_unlocked
+from tests.acceptance.processes import wait_unlocked
 from tests.fork_server import FORK_SERVER
 
 #: Arguments of a manager that checkpoints every boundary.

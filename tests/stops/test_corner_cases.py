@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from checkfreq.store.store import CheckpointStore
-from tests.crash.disks import Disk, small_disk
+from tests.acceptance.disks import Disk, small_disk
 from tests.stops.aiming import Case, Instant
 from tests.stops.program import BATCHES
 from tests.stops.stopping import STOPPED, Run, Whole, check, run_whole

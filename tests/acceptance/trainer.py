@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 from iterators import CFIterator
-from tests.exactness.cases import CASES, Case
+from tests.acceptance.cases import CASES, Case
 
 #: What kind of event, epoch, batch in the epoch.
 Instant: TypeAlias = tuple[str, int, int]

@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from checkfreq.store.store import CheckpointStore
-from tests.crash import programs
+from tests.acceptance import programs
+from tests.acceptance.command import checkfreq
 from tests.fork_server import FORK_SERVER
 
 DEADLINE_S = 240.0
@@ -130,8 +130,12 @@ def _holder(chk_dir: Path) -> dict[str, int]:
 
 
 def worker_pid(chk_dir: Path) -> int:
-    """The worker that holds the directory, or held it last."""
-    return _holder(chk_dir)["worker_pid"]
+    """The worker that holds the directory, or held it last; waits for the first one."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not (holder := _holder(chk_dir)):
+        assert time.monotonic() < deadline, "no worker has opened the directory"
+        time.sleep(0.001)
+    return holder["worker_pid"]
 
 
 def wait_unlocked(chk_dir: Path) -> None:
@@ -163,7 +167,6 @@ def run_to_end(run: programs.Run) -> Log:
 
 def verify_all(chk_dir: Path) -> list[int]:
     """Assert that every step with a final name validates; returns the steps."""
-    store = CheckpointStore(chk_dir)
-    for step in store.steps():
-        store.verify(step)
-    return store.steps()
+    reports = checkfreq("verify", chk_dir)
+    assert [one for one in reports if one["state"] != "ok"] == []
+    return [one["step"] for one in reports]

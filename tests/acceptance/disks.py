@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 _BLKIO = Path("/sys/fs/cgroup/blkio")
-_DEADLINE_S = 240.0
+DEADLINE_S = 240.0
 
 
 class Disk:
@@ -54,7 +54,7 @@ class Disk:
 
 def call(*command: str) -> str:
     """Run a system command; OSError with its output if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     if done.returncode != 0:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
     return done.stdout.strip()
@@ -111,7 +111,7 @@ def failing_calls(
             yield
         finally:
             tracer.terminate()
-            tracer.wait(_DEADLINE_S)
+            tracer.wait(DEADLINE_S)
 
 
 @contextlib.contextmanager

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.exactness.cases import CASES
-from tests.exactness.killing import run_case
+from tests.acceptance.cases import CASES
+from tests.acceptance.killing import run_case
 
+SMOKE = ("AdamWWarmUpPerStepTwoWorkers", "TwoOptimizersOfAGan", "AccumulationAcrossEpochs")
 SLOW = ("CompiledModel", "TorchvisionResNet18", "UpdateThatWouldOvertakeTheCopy")
 
 pytestmark = pytest.mark.crash
 
 
 def marked(name: str) -> object:
-    needs = [pytest.mark.slow] if name in SLOW else []
+    needs = [] if name in SMOKE else [pytest.mark.more]
+    needs += [pytest.mark.slow] if name in SLOW else []
     if name.startswith("Torchvision"):
         absent = find_spec("torchvision") is None
         needs.append(pytest.mark.skipif(absent, reason="torchvision is not installed"))

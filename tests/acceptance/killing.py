@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from tests.exactness.cases import CASES
-from tests.exactness.trainer import RESTORING, Event, Instant, Life, train
+from tests.acceptance.cases import CASES
+from tests.acceptance.trainer import RESTORING, Event, Instant, Life, train
 from tests.fork_server import FORK_SERVER
 
 logger = logging.getLogger(__name__)

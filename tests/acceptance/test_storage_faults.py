@@ -12,9 +12,9 @@ import checkfreq
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 from checkfreq.errors import PersistError
 from checkfreq.events import FailureNotice
-from tests.crash.disks import Disk, call, failing_calls, slowed, small_disk
-from tests.crash.processes import run_to_end, verify_all
-from tests.crash.programs import Run, Training
+from tests.acceptance.disks import Disk, call, failing_calls, slowed, small_disk
+from tests.acceptance.processes import run_to_end, verify_all, worker_pid
+from tests.acceptance.programs import Run, Training
 
 pytestmark = pytest.mark.crash
 
@@ -45,12 +45,6 @@ def train(training: Training, manager: CFManager, num_steps: int) -> None:
         training.update(manager)
         manager.step()
         manager.wait()
-
-
-def worker_pid(manager: CFManager) -> int:
-    process = manager._persistence._client._process
-    assert process is not None
-    return process.pid
 
 
 def expect_fault_and_recovery(
@@ -209,7 +203,7 @@ def test_failing_system_calls_of_the_worker_fail_checkpoints_until_they_work_aga
     faults = []
 
     def begin(manager: CFManager) -> None:
-        faults.append(failing_calls(worker_pid(manager), call_name, error))
+        faults.append(failing_calls(worker_pid(tmp_path / "chk"), call_name, error))
         faults[0].__enter__()
 
     expect_fault_and_recovery(
@@ -225,7 +219,7 @@ def test_a_step_whose_last_sync_failed_is_removed_by_retention_all_the_same(
     with manager_of(training, tmp_path / "chk") as manager:
         train(training, manager, 1)
         # Of the fsyncs of a commit the third is that of the parent: manifest, folder, parent.
-        with failing_calls(worker_pid(manager), "fsync", "EIO", which="3"):
+        with failing_calls(worker_pid(tmp_path / "chk"), "fsync", "EIO", which="3"):
             train(training, manager, 1)
         assert manager.stats()["num_failed"] == 1
         assert manager.all_steps() == [1, 2]
@@ -275,7 +269,7 @@ def test_a_slow_disk_defers_checkpoints_and_training_goes_on(disk: Disk) -> None
     training.extra["ballast"] = torch.zeros(1 << 20)  # 4 MiB: 0.2 s at 20 MB/s
     with manager_of(training, chk_dir, write_chunk_bytes=1 << 20) as manager:
         manager.restore()  # the worker is up from here on
-        with slowed(disk, worker_pid(manager), bytes_per_s=20_000_000):
+        with slowed(disk, worker_pid(chk_dir), bytes_per_s=20_000_000):
             while manager.stats()["num_committed"] < 3:
                 training.extra["ballast"] += 1.0
                 training.update(manager)

@@ -7,8 +7,11 @@ supersedes steps 2 and 3 and later ones prune. It is killed; a third restores wh
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,8 +20,16 @@ from pathlib import Path
 import pytest
 
 from checkfreq import CFCheckpoint, CFManager, CFMode, faults
-from tests.crash.processes import Log, Trainer, run_to_end, verify_all, wait_unlocked
-from tests.crash.programs import Run, Training
+from tests.acceptance.processes import (
+    Log,
+    Trainer,
+    run_to_end,
+    verify_all,
+    wait_unlocked,
+    worker_pid,
+)
+from tests.acceptance.programs import Run, Training
+from tests.acceptance.sizes import sized
 
 pytestmark = pytest.mark.crash
 
@@ -29,6 +40,16 @@ POINTS = faults.POINTS_OF_ONE_RANK
 #: From here on the worker holds a complete snapshot: the trainer is not needed any more.
 HANDED_OVER = POINTS[POINTS.index("worker.receive") :]
 VICTIMS = ("trainer", "worker", "both")
+SMOKE = {
+    ("snapshot.copy_settled", "trainer"),
+    ("commit.write", "both"),
+    ("commit.sync_temp_dir", "trainer"),
+    ("commit.supersede", "both"),
+    ("commit.rename", "worker"),
+    ("commit.rename", "both"),
+    ("worker.reply", "both"),
+    ("prune.remove", "both"),
+}
 
 
 @dataclass(frozen=True)
@@ -78,8 +99,9 @@ def test_an_undisturbed_run_passes_the_point(point: str, passes: dict[str, int])
     assert passes[point] >= 1
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("point", "victim"), sized(itertools.product(POINTS, VICTIMS), smoke=SMOKE.__contains__)
+)
 def test_a_kill_at_the_point_leaves_a_state_that_was_reached_and_loses_nothing_acknowledged(
     point: str, victim: str, scenario: Scenario, tmp_path: Path
 ) -> None:
@@ -129,7 +151,7 @@ def _expect_trained_on(code: int, log: Log, scenario: Scenario) -> None:
     assert log.stats["last_durable_step"] == NUM_STEPS
 
 
-def test_a_worker_killed_while_it_opens_the_directory_is_replaced(tmp_path: Path) -> None:
+def test_a_worker_killed_before_the_first_checkpoint_is_replaced(tmp_path: Path) -> None:
     training = Training()
     with CFManager(
         tmp_path / "chk",
@@ -137,9 +159,7 @@ def test_a_worker_killed_while_it_opens_the_directory_is_replaced(tmp_path: Path
         mode=CFMode.MANUAL,
         chk_freq=1,
     ) as manager:
-        worker = manager._persistence._client._process
-        assert worker is not None
-        worker.kill()
+        os.kill(worker_pid(tmp_path / "chk"), signal.SIGKILL)
         assert not manager.restore()
         training.update(manager)
         manager.step()
@@ -147,6 +167,7 @@ def test_a_worker_killed_while_it_opens_the_directory_is_replaced(tmp_path: Path
     assert verify_all(tmp_path / "chk") == [1]
 
 
+@pytest.mark.more
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_kills_at_random_instants_never_lose_or_mix_anything(seed: int, tmp_path: Path) -> None:

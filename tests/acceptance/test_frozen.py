@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from checkfreq import faults
-from tests.crash.processes import Trainer, run_to_end, verify_all, wait_unlocked
-from tests.crash.programs import Run
+from tests.acceptance.processes import Trainer, run_to_end, verify_all, wait_unlocked
+from tests.acceptance.programs import Run
 
 pytestmark = pytest.mark.crash
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.exactness import databases
+from tests.restore import databases
 from tests.silence.training import start
 
 pytestmark = pytest.mark.more
