@@ -22,7 +22,7 @@ _PRELOADED = [
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "tests.ranks.tiny",
-    "tests.ranks.training",
+    "tests.acceptance.rank_training",
     "tests.silence.training",
     "tests.state.sharded",
 ]

@@ -15,8 +15,8 @@ from checkfreq import CFConfig, CFManager, CFMode
 from checkfreq.integrations.accelerate import AcceleratedIterator, checkpoint_of
 from iterators import isolated_rng
 from iterators.testing import digest
+from tests.acceptance.ranks import Rank
 from tests.integrations.learning import Language, Sentences
-from tests.ranks.ranks import Rank
 
 EPOCHS = 3
 ACCUMULATE = 3

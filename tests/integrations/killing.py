@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.ranks.ranks import Heard, Life, Rank, Ranks, run_well
+from tests.acceptance.ranks import Heard, Life, Rank, Ranks, run_well
 
 logger = logging.getLogger(__name__)
 

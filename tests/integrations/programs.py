@@ -5,7 +5,7 @@ The fork server has them imported; the test's own process, where warnings are er
 
 from __future__ import annotations
 
-from tests.ranks.ranks import Rank
+from tests.acceptance.ranks import Rank
 
 
 def train_trainer(here: Rank) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.acceptance.ranks import Life, run_well
 from tests.integrations.killing import Event, run_killed
 from tests.integrations.programs import keep_callbacks, refuse_trainer, train_trainer
 from tests.patience import slowness
-from tests.ranks.ranks import Life, run_well
 
 pytestmark = [pytest.mark.more, pytest.mark.crash]
 

@@ -20,8 +20,8 @@ from checkfreq.errors import ConfigError
 from checkfreq.integrations.transformers import CheckFreqCallback
 from iterators import NotResumableError
 from iterators.testing import digest
+from tests.acceptance.ranks import Rank
 from tests.integrations.learning import Bag, Language, Sentences
-from tests.ranks.ranks import Rank
 
 
 class Reporting(Trainer):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from checkfreq.mirror import layout
+from tests.acceptance.ranks import Life, run_well
 from tests.ranks import tiny
-from tests.ranks.ranks import Life, run_well
 
 pytestmark = [pytest.mark.dist, pytest.mark.crash]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from checkfreq import KeepLast, faults
 from tests.acceptance.processes import verify_all, wait_unlocked
+from tests.acceptance.ranks import Heard, Life, Rank, Ranks, run_well
 from tests.patience import slowness
 from tests.ranks import tiny
-from tests.ranks.ranks import Heard, Life, Rank, Ranks, run_well
 
 STEPS = 5  # of each life, from where it begins
 ORDER = (*faults.POINTS, *faults.POINTS_OF_A_LINK)

@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, ResumableDataLoader
+from tests.acceptance.rank_training import Pictures, seeded, small_resnet
 from tests.patience import slowness
-from tests.ranks.training import Pictures, seeded, small_resnet
 
 EPOCHS = 3
 

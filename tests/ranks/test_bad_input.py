@@ -12,8 +12,8 @@ import torch
 
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from tests.acceptance.processes import verify_all
+from tests.acceptance.ranks import Life, Rank, run, run_well
 from tests.ranks import tiny
-from tests.ranks.ranks import Life, Rank, run, run_well
 
 pytestmark = [pytest.mark.dist]
 

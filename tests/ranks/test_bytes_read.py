@@ -19,7 +19,7 @@ from checkfreq.restore.found import FoundCheckpoint
 from checkfreq.restore.reading import StreamReader
 from checkfreq.store.store import CheckpointStore
 from checkfreq.types import PAGE_BYTES
-from tests.ranks.ranks import Life, Rank, run_well
+from tests.acceptance.ranks import Life, Rank, run_well
 from tests.ranks.tiny import config, local
 
 pytestmark = [pytest.mark.dist]

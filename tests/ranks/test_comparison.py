@@ -24,7 +24,7 @@ from checkfreq.snapshot.digests import ValueDigests, digest_values, samples
 from checkfreq.state.capture import capture
 from checkfreq.state.collector import LocalState
 from checkfreq.types import Role
-from tests.ranks.ranks import Life, Rank, run, run_well
+from tests.acceptance.ranks import Life, Rank, run, run_well
 from tests.ranks.test_meetings import on_ranks
 from tests.ranks.tiny import config
 

@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from iterators import CFIterator
 from tests.acceptance.processes import verify_all
+from tests.acceptance.ranks import Life, Rank, Ranks
 from tests.ranks import tiny
-from tests.ranks.ranks import Life, Rank, Ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.crash]
 

@@ -21,9 +21,9 @@ import pytest
 import torch
 
 from checkfreq import CFCheckpoint, CFManager, CFMode
+from tests.acceptance.ranks import Failure, Life, Rank, Ranks
 from tests.patience import slowness
 from tests.ranks import tiny
-from tests.ranks.ranks import Failure, Life, Rank, Ranks
 
 pytestmark = [pytest.mark.dist, pytest.mark.crash]
 

@@ -18,6 +18,7 @@ import pytest
 
 from checkfreq import faults
 from tests.acceptance.processes import verify_all
+from tests.acceptance.ranks import Heard, Life, Rank, Ranks, run, run_well
 from tests.patience import slowness
 from tests.ranks import tiny
 from tests.ranks.kill_chains import (
@@ -30,7 +31,6 @@ from tests.ranks.kill_chains import (
     run_chain,
     short,
 )
-from tests.ranks.ranks import Heard, Life, Rank, Ranks, run, run_well
 
 pytestmark = [pytest.mark.crash, pytest.mark.dist]
 

@@ -16,9 +16,9 @@ import pytest
 from checkfreq.ranks.tree import Tree
 from checkfreq.store import tree
 from checkfreq.store.store import CheckpointStore
+from tests.acceptance.ranks import run_well
 from tests.ranks import tiny
 from tests.ranks.kill_chains import Layout, kills_of, life_in, passes, run_chain
-from tests.ranks.ranks import run_well
 
 pytestmark = [pytest.mark.crash, pytest.mark.dist, pytest.mark.more]
 

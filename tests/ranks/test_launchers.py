@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tests.acceptance.processes import verify_all
+from tests.acceptance.rank_training import NUM_SAMPLES
 from tests.ranks import script
-from tests.ranks.training import NUM_SAMPLES
 
 pytestmark = [pytest.mark.crash, pytest.mark.dist, pytest.mark.slow]
 

@@ -15,8 +15,8 @@ from checkfreq import KeepLast
 from checkfreq.persist import handover
 from checkfreq.persist.handover import Offer
 from tests.acceptance.processes import verify_all
+from tests.acceptance.ranks import Heard, Life, Ranks, run_well
 from tests.ranks import tiny
-from tests.ranks.ranks import Heard, Life, Ranks, run_well
 
 pytestmark = [pytest.mark.crash, pytest.mark.dist]
 

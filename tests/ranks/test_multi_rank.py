@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import re
 import signal
 from pathlib import Path
@@ -18,8 +19,8 @@ from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, ResumableDataLoader, TrainingStopped
 from tests.acceptance.processes import verify_all
+from tests.acceptance.ranks import Heard, Life, Rank, Ranks, run, run_well
 from tests.ranks import tiny
-from tests.ranks.ranks import Heard, Life, Rank, Ranks, run, run_well
 from tests.store.parsing import steps_parsed
 
 pytestmark = [pytest.mark.dist, pytest.mark.crash]
@@ -401,3 +402,27 @@ def test_a_step_that_one_directory_failed_is_taken_again_in_all_of_them(tmp_path
     ended = [one.last("boundary") for one in run_well(first)]
     again = run_well(Life(save_twice, tmp_path, number=1, settings={"local": True}))
     assert [one.last("restored") for one in again] == ended
+
+
+def own_of(job: tiny.Tiny) -> Any:
+    """What is each rank's own: what was declared so, and the generators."""
+    return dict(job.own), random.getstate(), torch.get_rng_state().tolist()
+
+
+def come_back(rank: Rank) -> None:
+    """Restore, say whether the own state is as it was found, train a step, and save it."""
+    with tiny.managed(rank, chk_freq=0) as (manager, job):
+        before, common = own_of(job), job.common["count"]
+        restored = manager.restore()
+        rank.send("kept", own_of(job) == before, restored, job.common["count"] - common)
+        job.own["drawn"] = (f"by {rank.rank} of {rank.world}",)
+        job.update(manager)
+        manager.step()
+
+
+def test_a_rank_that_is_new_keeps_what_is_its_own_also_after_a_run_of_one(tmp_path: Path) -> None:
+    for number, world in enumerate((1, 2, 3)):
+        heard = run_well(Life(come_back, tmp_path, world, number, seed=number))
+        assert [one.last("kept") for one in heard] == [
+            (rank >= world - 1, number > 0, number) for rank in range(world)
+        ]

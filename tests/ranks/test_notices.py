@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.acceptance.processes import verify_all
+from tests.acceptance.ranks import Life, Rank, run_well
 from tests.patience import slowness
 from tests.ranks import tiny
-from tests.ranks.ranks import Life, Rank, run_well
 
 pytestmark = [pytest.mark.dist, pytest.mark.crash]
 

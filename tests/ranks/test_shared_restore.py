@@ -25,9 +25,9 @@ from checkfreq.restore.buffers import MemoryTarget
 from checkfreq.restore.stream import Wanted, stream
 from checkfreq.store.store import CheckpointStore
 from checkfreq.types import round_up_to_page
+from tests.acceptance.ranks import Heard, Life, Rank, Ranks, run, run_well
 from tests.patience import slowness
 from tests.ranks import tiny
-from tests.ranks.ranks import Heard, Life, Rank, Ranks, run, run_well
 from tests.restore.written import Watched
 
 pytestmark = [pytest.mark.dist]

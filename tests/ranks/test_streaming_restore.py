@@ -11,8 +11,8 @@ import pytest
 from checkfreq.errors import CheckFreqError, StateError
 from checkfreq.store.store import CheckpointStore
 from tests.acceptance.processes import verify_all
+from tests.acceptance.ranks import Heard, Life, Rank, Ranks, run, run_well
 from tests.ranks import tiny
-from tests.ranks.ranks import Heard, Life, Rank, Ranks, run, run_well
 
 pytestmark = pytest.mark.dist
 

@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, Directory, KeepLast
+from checkfreq import CFCheckpoint, CFManager, CFMode, KeepLast
 from checkfreq.ranks import meetings
 from iterators.testing import digest
-from tests.ranks.ranks import Rank
+from tests.acceptance.ranks import Rank, config
 
 ROWS = 5  # which no world divides
 FROZEN = (512, 512)  # just as large as is worth a file of its own
@@ -86,21 +86,6 @@ def sharded_rows(rank: Rank) -> torch.Tensor:
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's part of it."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def config(rank: Rank) -> CFConfig:
-    """Short deadlines; the life's settings may say more."""
-    settings: dict[str, Any] = {
-        "verify_settled": True,
-        "nice": 0,
-        "keep_in_memory_s": 0.0,  # killed ranks are restored from the disk; test_memory says more
-        "takeover_s": 120.0,
-        "close_timeout_s": 120.0,
-        "persist_timeout_s": 120.0,
-        "rank_timeout_s": 60.0,
-        "directory": Directory.NODE_LOCAL if rank.settings.get("local") else Directory.SHARED,
-    }
-    return CFConfig(**{**settings, **rank.settings.get("config", {})})
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 from iterators import CFIterator
 from iterators.testing import digest
+from tests.acceptance.ranks import Rank
 from tests.iterators.data.sources import make
-from tests.ranks.ranks import Rank
 
 EPOCHS = 2
 

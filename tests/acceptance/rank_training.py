@@ -27,8 +27,7 @@ from checkfreq import CFCheckpoint, CFManager, CFMode
 from iterators import CFIterator, ResumableDataLoader
 from iterators.testing import digest
 from tests.acceptance.cases import Block
-from tests.ranks.ranks import Rank
-from tests.ranks.tiny import config
+from tests.acceptance.ranks import Rank, config
 
 NUM_SAMPLES = 46  # which no global batch divides
 EPOCHS = 3

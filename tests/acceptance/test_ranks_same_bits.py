@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.acceptance.rank_killing import run_killed
+from tests.acceptance.sizes import sized
 from tests.patience import slowness
-from tests.ranks.killing import run_killed
 
 pytestmark = [pytest.mark.crash, pytest.mark.dist]
 
@@ -37,7 +38,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", sized(CASES, smoke=("DDP of two", "FSDP2").__contains__))
 def test_killed_ranks_end_with_the_bits_of_a_run_never_killed(name: str, tmp_path: Path) -> None:
     world, settings = CASES[name]
     # A successor may wait so long for parts that nobody will write any more.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 from collections.abc import Callable
 from functools import cache
@@ -10,14 +9,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import checkfreq
 from iterators.testing import digest
-from tests.ranks import tiny, training
-from tests.ranks.ranks import Life, Rank, run_well
+from tests.acceptance import rank_training as training
+from tests.acceptance.ranks import Life, run_well
+from tests.acceptance.sizes import sized
 
 pytestmark = [pytest.mark.dist]
+
+CASES = [
+    ("fsdp", 2, 1, False),
+    ("fsdp", 2, 3, True),
+    ("fsdp", 2, 2, False),
+    ("fsdp", 1, 2, False),
+    ("fsdp", 4, 2, False),
+    ("fsdp", 2, 3, False),
+    ("ddp", 3, 2, False),
+    ("fsdp", 2, 2, True),
+    ("fsdp", 4, 2, True),
+    ("fsdp", 2, 1, True),
+    ("ddp", 3, 2, True),
+]
 
 Save = Callable[..., tuple[Path, dict[str, str]]]
 
@@ -39,20 +52,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Save:
 
 
 @pytest.mark.parametrize(
-    ("job", "world", "other", "is_tree"),
-    [
-        ("fsdp", 2, 2, False),
-        ("fsdp", 2, 1, False),
-        ("fsdp", 1, 2, False),
-        ("fsdp", 4, 2, False),
-        ("fsdp", 2, 3, False),
-        ("ddp", 3, 2, False),
-        ("fsdp", 2, 2, True),
-        ("fsdp", 4, 2, True),
-        ("fsdp", 2, 1, True),
-        ("fsdp", 2, 3, True),
-        ("ddp", 3, 2, True),
-    ],
+    ("job", "world", "other", "is_tree"), sized(CASES, smoke=lambda case: case in CASES[:2])
 )
 def test_the_whole_state_is_equal_at_another_world(
     job: str, world: int, other: int, is_tree: bool, saved: Save, tmp_path: Path
@@ -70,27 +70,3 @@ def test_the_model_of_several_ranks_is_loaded_whole_without_any(saved: Save) -> 
     assert {f"model.{key}": digest(value) for key, value in model.items()} == {
         key: bits for key, bits in whole.items() if key.startswith("model.")
     }
-
-
-def own_of(job: tiny.Tiny) -> Any:
-    """What is each rank's own: what was declared so, and the generators."""
-    return dict(job.own), random.getstate(), torch.get_rng_state().tolist()
-
-
-def come_back(rank: Rank) -> None:
-    """Restore, say whether the own state is as it was found, train a step, and save it."""
-    with tiny.managed(rank, chk_freq=0) as (manager, job):
-        before, common = own_of(job), job.common["count"]
-        restored = manager.restore()
-        rank.send("kept", own_of(job) == before, restored, job.common["count"] - common)
-        job.own["drawn"] = (f"by {rank.rank} of {rank.world}",)
-        job.update(manager)
-        manager.step()
-
-
-def test_a_rank_that_is_new_keeps_what_is_its_own_also_after_a_run_of_one(tmp_path: Path) -> None:
-    for number, world in enumerate((1, 2, 3)):
-        heard = run_well(Life(come_back, tmp_path, world, number, seed=number))
-        assert [one.last("kept") for one in heard] == [
-            (rank >= world - 1, number > 0, number) for rank in range(world)
-        ]

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from iterators import Ledger
-from iterators.order.ledger import ledger_of_range
-from tests.ranks.ranks import Heard, Life, Ranks, run_well
-from tests.ranks.training import EPOCHS, NUM_SAMPLES, train
+from tests.acceptance.rank_training import EPOCHS, NUM_SAMPLES, train
+from tests.acceptance.ranks import Heard, Life, Ranks, run_well
 
 logger = logging.getLogger(__name__)
 
@@ -126,4 +125,4 @@ def require_exactly_once(whole: list[list[Event]]) -> None:
             for sample in bits[0]
         ]
         assert sorted(served) == list(range(NUM_SAMPLES)), f"epoch {epoch}"
-        assert Ledger.of(served) == ledger_of_range(NUM_SAMPLES)
+        assert Ledger.of(served) == Ledger.of(range(NUM_SAMPLES))

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from checkfreq import faults
+from checkfreq import CFConfig, Directory, faults
 from tests.fork_server import FORK_SERVER
 
 #: For the whole of a life; far more than any takes.
@@ -123,6 +123,21 @@ class Rank:
         if self.life.fault_log is not None:
             log = f"{self.life.fault_log}-{process}-{self.rank}"
             os.environ["CHECKFREQ_FAULT_LOG"] = log
+
+
+def config(rank: Rank) -> CFConfig:
+    """Short deadlines; the life's settings may say more."""
+    settings: dict[str, Any] = {
+        "verify_settled": True,
+        "nice": 0,
+        "keep_in_memory_s": 0.0,  # killed ranks are restored from the disk
+        "takeover_s": 120.0,
+        "close_timeout_s": 120.0,
+        "persist_timeout_s": 120.0,
+        "rank_timeout_s": 60.0,
+        "directory": Directory.NODE_LOCAL if rank.settings.get("local") else Directory.SHARED,
+    }
+    return CFConfig(**{**settings, **rank.settings.get("config", {})})
 
 
 class Heard:
