@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from checkfreq.integrations.lightning.refusals import require_one_loader
+from checkfreq.integrations.lightning.refusals import require_no_second_loader
 from iterators.adapters import adapted
 from iterators.cf_iterator import CFIterator
 from iterators.protocol import Adapter
@@ -103,7 +103,9 @@ class LoaderSource:
         found = self.source.dataloader()
         combined = getattr(found, "flattened", None)  # of a CombinedLoader
         leaves = _leaves(found) if combined is None else combined
-        require_one_loader(leaves)
+        require_no_second_loader(leaves)
+        if not leaves:  # Lightning runs no step
+            return found
         loader = leaves[0].loader if isinstance(leaves[0], TrainLoader) else leaves[0]
         self.given = TrainLoader(loader, seed=self._seed)
         if combined is None:

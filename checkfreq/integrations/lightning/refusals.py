@@ -102,9 +102,9 @@ def _of_module(module: Any) -> Iterator[str]:
         )
 
 
-def require_one_loader(loaders: list[Any]) -> None:
-    """Raise ConfigError unless training reads a single loader."""
-    if len(loaders) != 1:
+def require_no_second_loader(loaders: list[Any]) -> None:
+    """Raise ConfigError if training reads several loaders."""
+    if len(loaders) > 1:
         raise ConfigError(
             f"CheckFreqCallback: training reads {len(loaders)} loaders, and Lightning cycles "
             "through the shorter ones in an order that is in no state: expected one. Combine the "

@@ -100,6 +100,15 @@ def test_several_training_loaders_are_refused(tmp_path: Path) -> None:
         trainer.fit(Net(), {"one": loader(), "two": loader()})
 
 
+@pytest.mark.parametrize("nothing", [[], {}], ids=["list", "dict"])
+def test_no_training_loader_is_nothing_to_train_on_as_without_ours(
+    tmp_path: Path, nothing: Any
+) -> None:
+    trainer = trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path)
+    trainer.fit(Net(), nothing)
+    assert trainer.global_step == 0
+
+
 def test_a_loader_whose_order_is_unknown_is_refused(tmp_path: Path) -> None:
     class Mine(Sampler[int]):
         def __iter__(self) -> Any:
