@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from checkfreq import CFManager
 from iterators import isolated_rng
@@ -75,9 +76,20 @@ class Case:
     volatile: tuple[str, ...] = ()
     warns: str | None = None  # a warning of torch's own that is none of our business
     data: Callable[[int], Dataset[Any]] = Pictures
+    folder: Path  # for files of its data
 
     def dataset(self) -> Dataset[Any]:
         return type(self).data(self.num_samples)
+
+    def loader(self) -> Any:
+        """What ``CFIterator`` takes."""
+        return DataLoader(
+            self.dataset(),
+            batch_size=self.batch_size,
+            shuffle=not isinstance(self.dataset(), IterableDataset),
+            num_workers=self.workers,
+            persistent_workers=self.workers > 0 and self.persistent_workers,
+        )
 
     def tracked(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -789,6 +801,71 @@ class MixUpFromPythonAndNumPy(Supervised):
         scores = self.model(share * pictures + (1 - share) * pictures[order])
         one, other = F.cross_entropy(scores, labels), F.cross_entropy(scores, labels[order])
         return share * one + (1 - share) * other
+
+
+class Stream(IterableDataset[tuple[Tensor, int]]):
+    """Pictures in a row, shared among the workers, with a state of its own."""
+
+    def __init__(self, num_samples: int) -> None:
+        self._pictures = Pictures(num_samples)
+        self._next = 0
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> tuple[Tensor, int]:
+        info = get_worker_info()
+        worker, step = (0, 1) if info is None else (info.id, info.num_workers)
+        index = self._next * step + worker
+        if index >= len(self._pictures):
+            raise StopIteration
+        self._next += 1
+        return self._pictures[index]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._next = state["next"]
+
+
+@case
+class IterableDatasetOfTwoWorkers(Supervised):
+    workers = 2
+    data = Stream
+
+
+@case
+class DaliPictures(Supervised):
+    """Files that DALI reads, decodes, crops and flips, in our order."""
+
+    num_samples = 36
+
+    def loader(self) -> Any:
+        from nvidia.dali import fn, pipeline_def, types
+        from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+        from iterators.dali import FileReader
+
+        self.folder.mkdir(exist_ok=True)
+        generator = np.random.default_rng(0)
+        files = [str(self.folder / f"{index}.raw") for index in range(self.num_samples)]
+        for file in files:
+            generator.integers(0, 256, (3, 8, 8), dtype=np.uint8).tofile(file)
+        outputs = ("label", "uniforms", "id", "weight")
+        reader = FileReader(files=files, num_uniforms=1, outputs=outputs)
+
+        def define() -> Any:
+            data, label, uniforms, ids, weight = reader()
+            pictures = fn.cast(fn.reshape(data, shape=[3, 8, 8]), dtype=types.FLOAT) / 255.0
+            return pictures + uniforms[0], label, ids, weight
+
+        pipeline = pipeline_def(define, batch_size=4, num_threads=1, device_id=None)()
+        return DALIGenericIterator(pipeline, ["data", "label", "id", "weight"])
+
+    def loss(self, batch: Any) -> Tensor:
+        pictures = batch[0]["data"]
+        return F.cross_entropy(self.model(pictures), torch.arange(len(pictures)) % 4)
 
 
 @case

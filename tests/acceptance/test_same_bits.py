@@ -10,7 +10,10 @@ import pytest
 from tests.acceptance.cases import CASES
 from tests.acceptance.killing import run_case
 
-SMOKE = ("AdamWWarmUpPerStepTwoWorkers", "TwoOptimizersOfAGan", "AccumulationAcrossEpochs")
+SMOKE = (
+    *("AdamWWarmUpPerStepTwoWorkers", "TwoOptimizersOfAGan", "AccumulationAcrossEpochs"),
+    *("IterableDatasetOfTwoWorkers", "DaliPictures"),
+)
 SLOW = ("CompiledModel", "TorchvisionResNet18", "UpdateThatWouldOvertakeTheCopy")
 
 pytestmark = pytest.mark.crash
@@ -19,9 +22,10 @@ pytestmark = pytest.mark.crash
 def marked(name: str) -> object:
     needs = [] if name in SMOKE else [pytest.mark.more]
     needs += [pytest.mark.slow] if name in SLOW else []
-    if name.startswith("Torchvision"):
-        absent = find_spec("torchvision") is None
-        needs.append(pytest.mark.skipif(absent, reason="torchvision is not installed"))
+    for prefix, package in (("Torchvision", "torchvision"), ("Dali", "nvidia.dali")):
+        if name.startswith(prefix):
+            absent = find_spec(package.partition(".")[0]) is None or find_spec(package) is None
+            needs.append(pytest.mark.skipif(absent, reason=f"{package} is not installed"))
     return pytest.param(name, marks=needs)
 
 

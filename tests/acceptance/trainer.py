@@ -19,7 +19,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 from iterators import CFIterator
@@ -73,6 +72,7 @@ def train(life: Life, events: Connection, aimed: Connection) -> None:
     random.seed(life.seed)
     np.random.seed(life.seed)
     case = CASES[life.case]()
+    case.folder = life.chk_dir.parent / "data"
     if case.warns:
         warnings.filterwarnings("ignore", message=case.warns)
     chk = CFCheckpoint(settled=case.settled, volatile=case.volatile, **case.tracked())
@@ -98,14 +98,7 @@ class _Trainer:
         self._case, self._cf = case, cf
         self._events, self._aimed, self._hold_at = events, aimed, hold_at
         self._reports_left: int | None = None
-        loader = DataLoader(
-            case.dataset(),
-            batch_size=case.batch_size,
-            shuffle=True,
-            num_workers=case.workers,
-            persistent_workers=case.workers > 0 and case.persistent_workers,
-        )
-        self._loader = CFIterator(loader, seed=7, cf_manager=cf, accumulate=case.accumulate)
+        self._loader = CFIterator(case.loader(), seed=7, cf_manager=cf, accumulate=case.accumulate)
 
     def run(self) -> None:
         self._report("restoring")
@@ -131,8 +124,7 @@ class _Trainer:
 
     def _learn(self, batch: Any) -> None:
         ids = self._loader.last_ids
-        assert ids is not None
-        self._report("batch", (ids.tolist(), digest(batch)))
+        self._report("batch", (None if ids is None else ids.tolist(), digest(batch)))
         self._report("loss", self._case.learn(self._cf, batch))
 
     def _report(self, kind: str, data: object = None) -> None:
