@@ -7,7 +7,6 @@ can represent is kept as a tensor too, tagged ``$ndarray``, so that it does not 
 from __future__ import annotations
 
 import functools
-import math
 import re
 import sys
 import warnings
