@@ -233,7 +233,7 @@ def _dtype(properties: object) -> torch.dtype:
     state = properties.state if type(properties) is Record else None
     dtype = state[0] if type(state) is tuple and state else None
     found = vars(torch).get(dtype.made_by.removeprefix("torch.")) if type(dtype) is Record else None
-    if found not in DTYPE_NAMES:
+    if not isinstance(found, torch.dtype) or found not in DTYPE_NAMES:
         raise TypeError(f"expected a dtype, got a {type(properties).__name__}")
     return found
 

@@ -13,6 +13,7 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -224,6 +225,18 @@ def doubled(value: Any, times: int = 40) -> Any:
 def test_values_that_would_grow_without_end_are_refused(inner: Any, tmp_path: Path) -> None:
     torch.save({"a": doubled(inner)}, tmp_path / "small.pt")
     assert (tmp_path / "small.pt").stat().st_size < 10_000
+    with pytest.raises(StateError, match="a manifest has a copy for each place"):
+        from_torch_save(tmp_path / "small.pt", tmp_path / "chk")
+
+
+def test_a_long_number_at_many_places_is_refused(tmp_path: Path) -> None:
+    # What torch.save would write, had pickle a place for numbers that it has seen.
+    number = b"\x8a\xff" + bytes([127] * 255) + b"q\x01"
+    values = b"\x80\x02}X\x01\x00\x00\x00a](" + number + b"h\x01" * 10**6 + b"es."
+    torch.save({}, tmp_path / "empty.pt")
+    with ZipFile(tmp_path / "empty.pt") as empty, ZipFile(tmp_path / "small.pt", "w") as small:
+        for name in empty.namelist():
+            small.writestr(name, values if name.endswith("data.pkl") else empty.read(name))
     with pytest.raises(StateError, match="a manifest has a copy for each place"):
         from_torch_save(tmp_path / "small.pt", tmp_path / "chk")
 
