@@ -1,6 +1,7 @@
 """Other libraries' own test suites, with checkfreq in the place of what they test.
 
-    python -m benchmarks.swapped accelerate lightning=CHECKOUT torchdata=CHECKOUT dcp=CHECKOUT
+    python -m benchmarks.swapped accelerate lightning=CHECKOUT torchdata=CHECKOUT dcp=CHECKOUT \
+        transformers=CHECKOUT
 
 Each suite runs with a pytest plugin that swaps ours in. A test failed by design if its error is one
 of those that `SUITES` lists. Files with other failures run again without us: what fails there too
@@ -29,6 +30,9 @@ from benchmarks.lab.results import ROOT
 
 #: Sdists that were unpacked.
 UNPACKED = ROOT / "build" / "swapped"
+
+#: Suites whose plugin does more than to swap ours in.
+PLUGIN_WITHOUT_US = ("dcp", "lightning", "transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,13 @@ SUITES = {
             "Expected AssertionError to be thrown": "another number of workers is taken",
             "Expected -1 but got 0": "each epoch starts with the training process's own dataset",
         },
+    ),
+    "transformers": Suite(
+        "transformers",
+        ".",
+        ["tests/trainer/test_trainer.py"],
+        options=["-k", "resum"],
+        by_design={"auto_find_batch_size=True cannot": "a batch size that is found is refused"},
     ),
     "dcp": Suite(
         "torch",
@@ -152,9 +163,7 @@ def run(
 ) -> dict[str, str | None]:
     """The errors by test: "" for one that passed, None for one that was skipped."""
     suite = SUITES[name]
-    plugin = (
-        ["-p", f"benchmarks.swapped.in_{name}"] if is_ours or name in ("dcp", "lightning") else []
-    )
+    plugin = ["-p", f"benchmarks.swapped.in_{name}"] if is_ours or name in PLUGIN_WITHOUT_US else []
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),

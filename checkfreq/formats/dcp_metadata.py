@@ -30,9 +30,9 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from checkfreq.state.codec import MAX_DEPTH
-from checkfreq.state.tensors import sizes_of
+from checkfreq.state.tensors import DTYPE_NAMES, sizes_of
 from checkfreq.store.boxes import Box
-from checkfreq.store.checks import is_count
+from checkfreq.store.checks import LARGEST, is_count
 from checkfreq.store.cover import Placed, fault_of
 
 _DCP = "torch.distributed.checkpoint"
@@ -53,6 +53,8 @@ _KNOWN = {
 }
 #: torch makes no tensor with more.
 _MOST_DIMENSIONS = 64
+#: A part goes through one or two, such as a compression; many parts may share one list.
+_MOST_TRANSFORMS = 16
 
 
 def metadata_of(data: bytes) -> Metadata:
@@ -153,6 +155,7 @@ def _pairs(value: object, what: str) -> dict[Any, Any]:
 def _text(value: object) -> str:
     if type(value) is not str:
         raise TypeError(f"expected a name, got a {type(value).__name__}")
+    value.encode()  # no lone surrogates
     return value
 
 
@@ -176,12 +179,15 @@ def _index(value: object) -> MetadataIndex:
 
 def _place(value: object) -> _StorageInfo:
     fields = _fields(value, "_StorageInfo")
-    file, offset, length = (fields[name] for name in ("relative_path", "offset", "length"))
-    if type(file) is not str or "/" in file or file in ("", ".", ".."):
+    offset, length = fields["offset"], fields["length"]
+    # Only texts are quoted in errors: the repr() of lists within lists may never end.
+    if "/" in (file := _text(fields["relative_path"])) or file in ("", ".", ".."):
         raise ValueError(f"expected names of files in the folder, got {file!r:.80}")
     if not is_count(offset) or not is_count(length):
         raise ValueError(f"expected a place in {file!r:.80}")
     how = fields.get("transform_descriptors")
+    if how is not None and (type(how) is not list or len(how) > _MOST_TRANSFORMS):
+        raise ValueError(f"expected at most {_MOST_TRANSFORMS} transforms of {file!r:.80}")
     return _StorageInfo(file, offset, length, how and [_text(one) for one in how])
 
 
@@ -227,14 +233,16 @@ def _dtype(properties: object) -> torch.dtype:
     state = properties.state if type(properties) is Record else None
     dtype = state[0] if type(state) is tuple and state else None
     found = vars(torch).get(dtype.made_by.removeprefix("torch.")) if type(dtype) is Record else None
-    if not isinstance(found, torch.dtype):
+    if not isinstance(found, torch.dtype) or found not in DTYPE_NAMES:
         raise TypeError(f"expected a dtype, got a {type(properties).__name__}")
     return found
 
 
 def _path(item: tuple[object, object]) -> tuple[str, tuple[str | int, ...]]:
     name, keys = item
-    good = type(keys) is tuple and 0 < len(keys) <= MAX_DEPTH
-    if type(keys) is not tuple or not good or not all(type(k) in (str, int) for k in keys):
+    if type(keys) is not tuple or not 0 < len(keys) <= MAX_DEPTH:
         raise TypeError("expected the keys that lead to a value")
+    for key in keys:
+        if type(key) is not int or abs(key) > LARGEST:
+            _text(key)
     return _text(name), keys

@@ -115,9 +115,14 @@ def _require_bounded(content: Any, path: str) -> None:
         nonlocal held
         if (known := trees.get(id(value))) is not None:
             return known
-        is_text = isinstance(value, str | bytes | bytearray)
-        inner = [] if is_text else [*value, *(value.values() if isinstance(value, dict) else ())]
-        own = len(value) if is_text else _VALUE_BYTES * len(inner)
+        inner: list[Any] = []
+        if isinstance(value, int):
+            own = value.bit_length() // 4  # digits
+        elif isinstance(value, str | bytes | bytearray):
+            own = len(value)
+        else:
+            inner = [*value, *(value.values() if isinstance(value, dict) else ())]
+            own = _VALUE_BYTES * len(inner)
         held += own
         total = own + sum(tree(one) for one in inner if _is_shared(one))
         trees[id(value)] = total
@@ -136,6 +141,8 @@ def _is_shared(value: Any) -> bool:
     """Whether it can be at many places for the price of one; as for short texts, all pay alike."""
     if isinstance(value, str | bytes | bytearray):
         return len(value) > _VALUE_BYTES
+    if isinstance(value, int):
+        return value.bit_length() > 8 * _VALUE_BYTES
     return isinstance(value, dict | list | tuple | set | frozenset)
 
 

@@ -19,6 +19,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from checkfreq.errors import StateError
 from checkfreq.state.collector import CapturedState, TensorRef
 from checkfreq.state.tensors import DTYPE_NAMES
 from checkfreq.store.digests import piece_bytes_of, piece_bytes_of_shard
@@ -175,7 +176,11 @@ def _header(refs: list[TensorRef], begins: list[int], aliases: dict[str, str]) -
             "shape": shape,
             "data_offsets": [begin, begin + num_bytes],
         }
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        wrong = error.object[error.start : error.end]
+        raise StateError(f"a tensor's name has {wrong!a}, which UTF-8 has not; rename it") from None
     length = round_up_to_page(8 + len(text)) - 8
     return struct.pack("<Q", length) + text.ljust(length)
 

@@ -25,7 +25,7 @@ from checkfreq.state.codec import encode_tree
 from checkfreq.state.composed import is_composed, take_apart
 from checkfreq.state.dtensors import is_dtensor
 from checkfreq.state.tensors import encode_torch
-from checkfreq.store.fileops import LocalFileOps, user_path, write_all
+from checkfreq.store.fileops import LocalFileOps, write_all
 from checkfreq.types import Json
 
 logger = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def _content(tensor: Tensor, path: str) -> bytes:
 
 def _key_path() -> Path:
     folder = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return user_path(folder) / "checkfreq" / "key"
+    return Path(os.path.expanduser(folder), "checkfreq", "key")
 
 
 @functools.cache
@@ -91,9 +91,15 @@ def _key(path: Path) -> bytes | None:
     """The key of this user, made if there is none; None where that is not possible."""
     ops = LocalFileOps(path.parent)
     try:
+        # The working directory may be anybody's: a "~" there, or a folder by a relative path.
+        if not path.is_absolute():
+            raise NotADirectoryError("expected a home directory, or XDG_STATE_HOME from /")
         ops.mkdir(path.parent, parents=True)
         fd = ops.open_to_lock(path)
         try:
+            status = os.fstat(fd)
+            if status.st_uid != os.geteuid() and status.st_mode & 0o077:
+                raise PermissionError(f"it is user {status.st_uid}'s, and others may read it")
             fcntl.flock(fd, fcntl.LOCK_EX)  # ranks may start at once
             if len(key := os.pread(fd, _KEY_BYTES, 0)) == _KEY_BYTES:
                 return key

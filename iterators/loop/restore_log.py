@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from iterators.order.contents import are_same
 from iterators.order.position import Layout, Position
 from iterators.protocol import Adapter
 
@@ -55,7 +56,9 @@ def log_changes(position: Position, adapter: Adapter) -> None:
 
 def warn_of_other_samples(saved: Mapping[str, str], live: Mapping[str, str]) -> None:
     """Warn if ``saved`` and ``live``, of data with one fingerprint, are not of the same samples."""
-    different = [place for place in live if saved.get(place, live[place]) != live[place]]
+    different = [
+        place for place, found in live.items() if not are_same(saved.get(place, found), found)
+    ]
     if different:
         logger.warning(
             "the data has the type and length of the run before, but other values in %s. If it is "

@@ -28,12 +28,20 @@ def dataset_fingerprint(dataset: object, given: str | None = None) -> str:
     """
     if given is not None:
         return given
-    own = getattr(dataset, "data_fingerprint", None)
+    own = attribute(dataset, "data_fingerprint")
     if callable(own):
         return str(own())
     name = f"{type(dataset).__qualname__}:{length_or_none(dataset) or 0}"
     parts = [one for one in (_followed(dataset), _ordered(dataset), _listed(dataset)) if one]
     return ":".join([name, *parts])
+
+
+def attribute(data: object, name: str) -> Any:
+    """The attribute; None if there is none, or code of the data's own fails to get it."""
+    try:
+        return getattr(data, name, None)
+    except Exception:  # a property of what is not loaded yet
+        return None
 
 
 def length_or_none(data: object) -> int | None:
@@ -69,11 +77,11 @@ def listing_digest(entries: Iterable[Any], prefix: str = "") -> str:
 
 def _followed(dataset: object) -> str:
     """The fingerprints of the datasets inside a subset or a concatenation."""
-    inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
+    inner, indices = attribute(dataset, "dataset"), attribute(dataset, "indices")
     if inner is not None and indices is not None:
         chosen = np.asarray(list(indices), dtype=np.int64)
         return f"{_digest([chosen.astype('<i8').tobytes()])}({dataset_fingerprint(inner)})"
-    several = getattr(dataset, "datasets", None)
+    several = attribute(dataset, "datasets")
     if isinstance(several, (list, tuple)):
         return f"({'+'.join(dataset_fingerprint(one) for one in several)})"
     return ""
@@ -81,7 +89,7 @@ def _followed(dataset: object) -> str:
 
 def _ordered(dataset: object) -> str:
     """A digest of the dataset's own ``_indices``: numbers of its samples, or a table of them."""
-    found: Any = getattr(dataset, "_indices", None)
+    found = attribute(dataset, "_indices")
     if callable(getattr(found, "column", None)):
         found = found.column(0).to_numpy()
     if length_or_none(found) is None or length_or_none(found) != length_or_none(dataset):
@@ -103,14 +111,14 @@ def _listed(dataset: object) -> str:
 def _entries(dataset: object) -> Sequence[Any] | None:
     """The file list of a folder dataset."""
     for name in ("samples", "imgs"):
-        entries = getattr(dataset, name, None)
+        entries = attribute(dataset, name)
         if isinstance(entries, (list, tuple)) and entries and _is_entry(entries[0]):
             return entries
     return None
 
 
 def _prefix(dataset: object) -> str:
-    root = getattr(dataset, "root", "")
+    root = attribute(dataset, "root")
     return os.path.join(os.fspath(root), "") if _is_path(root) and root else ""
 
 

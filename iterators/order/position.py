@@ -26,8 +26,8 @@ _ADVICE = {
     "and give an iterable dataset the same methods (state_dict, indexed_source).",
     "n": "Restore with the dataset the checkpoint was trained on, or start a new run.",
     "fingerprint": "The dataset was swapped, renamed or edited, or it is split or shuffled without "
-    "a seed. If it holds the same samples in the same order, give both runs the same "
-    "fingerprint='...' (ResumableDataLoader, samplers).",
+    "a seed. If it holds the same samples in the same order, name it in both runs: by a method "
+    "data_fingerprint() of the dataset, or fingerprint='...' (ResumableDataLoader, samplers).",
     "seed": "Use the seed of the interrupted run.",
 }
 

@@ -8,10 +8,12 @@ import pathlib
 import pickle
 import random
 import shutil
+import struct
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 import torch
@@ -162,7 +164,44 @@ def _deep(record: Any) -> None:
     record.planner_data["model.w"] = (0,) * 5000
 
 
-@pytest.mark.parametrize("change", [_with_a_hole, _twice, _shared, _large, _at_one_place, _deep])
+def _at_a_name_that_never_ends(record: Any) -> None:
+    next(iter(record.storage_data.values())).relative_path = doubled("x")
+
+
+def _with_many_transforms(record: Any) -> None:
+    next(iter(record.storage_data.values())).transform_descriptors = ["x"] * 5000
+
+
+def _with_sizes_of_megabytes(record: Any) -> None:
+    record.state_dict_metadata["model.w"].size = Listed([2 ** (8 << 20)] * 64)
+
+
+def _by_no_text(record: Any) -> None:
+    record.planner_data["model.w"] = ("model", "\ud800")
+
+
+def _by_a_number_without_end(record: Any) -> None:
+    record.planner_data["model.w"] = ("model", 10**5000)
+
+
+def _of_a_dtype_that_is_not_kept(record: Any) -> None:
+    record.state_dict_metadata["model.w"].properties.dtype = torch.quint8
+
+
+class Listed(list[int]):
+    """What a pickle has a plain list for: torch.Size takes no such sizes."""
+
+    def __reduce__(self) -> Any:
+        return torch.Size, ([*self],)
+
+
+_ENDLESS = [_at_a_name_that_never_ends, _with_many_transforms, _with_sizes_of_megabytes]
+_ODD = [_by_no_text, _by_a_number_without_end, _of_a_dtype_that_is_not_kept]
+
+
+@pytest.mark.parametrize(
+    "change", [_with_a_hole, _twice, _shared, _large, _at_one_place, _deep, *_ENDLESS, *_ODD]
+)
 def test_metadata_that_says_more_than_the_files_hold_is_refused(
     change: Callable[[Any], None], folder: Path
 ) -> None:
@@ -186,6 +225,18 @@ def doubled(value: Any, times: int = 40) -> Any:
 def test_values_that_would_grow_without_end_are_refused(inner: Any, tmp_path: Path) -> None:
     torch.save({"a": doubled(inner)}, tmp_path / "small.pt")
     assert (tmp_path / "small.pt").stat().st_size < 10_000
+    with pytest.raises(StateError, match="a manifest has a copy for each place"):
+        from_torch_save(tmp_path / "small.pt", tmp_path / "chk")
+
+
+def test_a_long_number_at_many_places_is_refused(tmp_path: Path) -> None:
+    # What torch.save would write, had pickle a place for numbers that it has seen.
+    number = b"\x8a\xff" + bytes([127] * 255) + b"q\x01"
+    values = b"\x80\x02}X\x01\x00\x00\x00a](" + number + b"h\x01" * 10**6 + b"es."
+    torch.save({}, tmp_path / "empty.pt")
+    with ZipFile(tmp_path / "empty.pt") as empty, ZipFile(tmp_path / "small.pt", "w") as small:
+        for name in empty.namelist():
+            small.writestr(name, values if name.endswith("data.pkl") else empty.read(name))
     with pytest.raises(StateError, match="a manifest has a copy for each place"):
         from_torch_save(tmp_path / "small.pt", tmp_path / "chk")
 
@@ -248,6 +299,21 @@ def test_a_tag_with_a_value_that_no_export_writes_is_refused(value: Any, tmp_pat
     torch.save({"a": value}, tmp_path / "odd.pt")
     with pytest.raises(CorruptCheckpointError, match="the form that exports give them"):
         from_torch_save(tmp_path / "odd.pt", tmp_path / "chk")
+
+
+def test_a_name_that_utf_8_has_not_is_refused(tmp_path: Path) -> None:
+    torch.save({"model": {"\ud800": torch.ones(2)}}, tmp_path / "odd.pt")
+    with pytest.raises(StateError, match=r"name has '\\ud800'"):
+        from_torch_save(tmp_path / "odd.pt", tmp_path / "chk")
+
+
+def test_a_shape_of_a_million_sizes_is_refused_at_once(tmp_path: Path) -> None:
+    shape = f"[{f'{2**62},' * 10**6}9]"
+    header = f'{{"w": {{"dtype": "F32", "shape": {shape}, "data_offsets": [0, 4]}}}}'.encode()
+    path = tmp_path / "wide.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    with pytest.raises(CorruptCheckpointError, match="expected the shape of a tensor"):
+        from_safetensors(path, tmp_path / "chk")
 
 
 @pytest.mark.parametrize("is_zipped", [True, False])

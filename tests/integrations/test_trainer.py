@@ -80,5 +80,7 @@ def test_callbacks_keep_their_state_and_the_arguments_that_they_have_changed(
         }
         # ... unless the Trainer is told to take all from the checkpoint.
         assert states[4][one]["args"] == {"scale": 0.0625 / 4, "factor": 0.25}
+    tensors = [states[n][-1]["args"]["scale"] for n in (2, 3, 4)]
+    assert tensors == [[0.25] * 2, [0.0625] * 2, [0.0625 / 4] * 2]
     dropped = [text for text in heard.last("heard") if "is dropped" in text]
     assert [text.rpartition(" ")[2] for text in dropped] == ["Lacking"]

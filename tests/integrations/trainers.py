@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
 import random
@@ -227,6 +228,18 @@ class Doubled(Scale):
         self.twice = 2 * value
 
 
+class Several(Scale):
+    """Has a tensor for an argument, which changes too."""
+
+    def __init__(self, scale: float = 1.0, factor: float = 0.5) -> None:
+        super().__init__(torch.full((2,), scale), torch.full((2,), factor))  # type: ignore[arg-type]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """See TrainerCallback."""
+        self.scale = self.scale * self.factor
+        self.count += 1
+
+
 def keep(here: Rank) -> None:
     """Report with the states of callbacks after 2, 3 and 4 steps, each in objects of their own.
 
@@ -241,11 +254,12 @@ def keep(here: Rank) -> None:
     def train(steps: int, *callbacks: Scale, **settings: Any) -> None:
         checkfreq = CheckFreqCallback(here.life.folder / "kept", mode=CFMode.MANUAL, chk_freq=1)
         _small(here, [*callbacks, checkfreq], max_steps=steps, **settings).train()
-        here.send("states", steps, [one.state() for one in callbacks])
+        states = json.dumps([one.state() for one in callbacks], default=torch.Tensor.tolist)
+        here.send("states", steps, json.loads(states))
 
-    train(2, Scale(), Doubled(), Lacking())
-    train(3, Scale(factor=0.25), Doubled(factor=0.25))
-    train(4, Scale(), Doubled(), restore_callback_states_from_checkpoint=True)
+    train(2, Scale(), Doubled(), Lacking(), Several())
+    train(3, Scale(factor=0.25), Doubled(factor=0.25), Several(factor=0.25))
+    train(4, Scale(), Doubled(), Several(), restore_callback_states_from_checkpoint=True)
     here.send("heard", heard)
 
 

@@ -92,3 +92,30 @@ def test_a_home_that_cannot_be_written_to_gives_no_code_and_a_warning(
     (said,) = caplog.messages
     assert "cannot be made" in said
     assert "CFConfig(trust_extra_state=True)" in said
+
+
+@pytest.mark.parametrize("folder", ["~nobody-of-this-name", "state"])
+def test_the_working_directory_is_nobodys_home(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", folder)
+    assert code() == ""
+    _key.cache_clear()
+    assert [*tmp_path.iterdir()] == []
+    assert "(expected a home directory, or XDG_STATE_HOME from /)" in caplog.text
+
+
+def test_a_key_that_another_user_planted_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with public_folder(0o777) as folder:
+        (folder / "checkfreq").mkdir()
+        key = folder / "checkfreq" / "key"
+        key.write_bytes(bytes(32))
+        key.chmod(0o666)
+        monkeypatch.setenv("XDG_STATE_HOME", str(folder))
+        with another_effective_user():
+            assert code() == ""
+    _key.cache_clear()
+    assert "it is user 0's, and others may read it" in caplog.text

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState, TrainerControl
@@ -185,8 +186,11 @@ def _set_args(callback: ExportableState, args: Mapping[str, Any]) -> None:
         vars(callback).update(vars(type(callback)(**{**_args(callback), **args})))
 
 
-def _equal(one: object, other: object) -> bool:
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor | np.ndarray):
+        is_like = type(one) is type(other) and one.shape == other.shape
+        return is_like and bool((one == other).all())
     try:
         return bool(one == other)
-    except ValueError:  # arrays
+    except (RuntimeError, ValueError):  # tensors or arrays in a list
         return False

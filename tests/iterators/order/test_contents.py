@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +56,42 @@ def values(seed: int) -> torch.Tensor:
     return torch.randn(2 * N, 5, generator=torch.Generator().manual_seed(1))[order(seed)]
 
 
-def stored(seed: int) -> Any:
+class NotReady(Held):
+    """Parts of it fail, or take long, unless they are asked for in time."""
+
+    def __init__(self) -> None:
+        super().__init__(Computed())
+
+    @property
+    def samples(self) -> list[str]:
+        raise OSError("open() it first")
+
+
+class Computed:
+    """A table of another process, say: its length is the result of a job."""
+
+    iloc = None
+
+    def __len__(self) -> int:
+        raise AssertionError("no job may be started")
+
+
+@dataclass
+class Example:
+    """A sample, as many preprocessing scripts hold them."""
+
+    text: str
+    score: float
+
+
+def split_of_stored(seed: int) -> Any:
     datasets = pytest.importorskip("datasets")
     rows = datasets.Dataset.from_dict({"text": [f"line {n}" for n in range(2 * N)]})
-    split = rows.train_test_split(test_size=N, seed=seed)["train"]
+    return rows.train_test_split(test_size=N, seed=seed)["train"]
+
+
+def stored(seed: int) -> Any:
+    split = split_of_stored(seed)
     return split.map(lambda row: {"length": len(row["text"])})  # the order is in the rows now
 
 
@@ -75,7 +108,11 @@ SPLITS: dict[str, Callable[[int], Any]] = {
     "rows": lambda seed: [{"x": row} for row in values(seed)],
     "columns": lambda seed: Columns([[n, n + 1] for n in order(seed)]),
     "inside": lambda seed: Held(ConcatDataset([TensorDataset(values(seed))])),
+    "examples": lambda seed: Held([Example(f"line {n}", 0.5) for n in order(seed)]),
+    "times": lambda seed: Held(np.array(order(seed), "datetime64[D]")),
+    "complex": lambda seed: Held(torch.view_as_complex(values(seed)[:, :2].contiguous())),
     "stored": stored,
+    "inside a wrapper, stored": lambda seed: Held(split_of_stored(seed)),
 }
 
 
@@ -123,15 +160,22 @@ SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
         Held(torch.cat([values(1), torch.ones(N, 1), torch.zeros(N, 1)], 1)),
         Held(torch.cat([values(1), torch.ones(N, 1), torch.full((N, 1), 1e-9)], 1) * (1 + 2e-7)),
     ),
+    "some that are rounded otherwise": lambda: (
+        Held(values(1)),
+        Held(torch.where(torch.arange(N)[:, None] == N // 2, 3 * values(1), values(1))),
+    ),
     "a moved folder": lambda: (
         Held([f"/job/1/{n}.jpg" for n in range(N)]),
         Held([f"/job/2/{n}.jpg" for n in range(N)]),
     ),
     "a cache that fills": lambda: (Held([None] * N), Held([b"seen"] * N)),
+    "an array that fills": lambda: (Held(np.zeros((N, 2))), Held(values(1).numpy())),
+    "lists that fill": lambda: (Held([[] for _ in range(N)]), Held([[n] for n in range(N)])),
+    "what is not ready": lambda: (NotReady(), NotReady()),
     "what is not of the samples": lambda: (Held([1, 2, 3]), Held([4, 5])),
     "what nobody can read": lambda: (
-        Held([torch.eye(2).to_sparse(), object(), 1j, torch.ones(2, dtype=torch.complex64)] * 10),
-        Held([torch.eye(2).to_sparse(), object(), 2j, torch.ones(2, dtype=torch.complex64)] * 10),
+        Held([torch.eye(2).to_sparse(), object(), 1j] * 13 + [1]),
+        Held([torch.eye(2).to_sparse(), object(), 2j] * 13 + [1]),
     ),
     "tensors without memory": lambda: (
         Held(torch.ones(N, device="meta")),
