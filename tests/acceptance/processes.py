@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -136,6 +137,19 @@ def worker_pid(chk_dir: Path) -> int:
         assert time.monotonic() < deadline, "no worker has opened the directory"
         time.sleep(0.001)
     return holder["worker_pid"]
+
+
+def trainer_pid(chk_dir: Path) -> int:
+    """The process that trains there."""
+    return _holder(chk_dir)["trainer_pid"]
+
+
+def wait_until(is_so: Callable[[], bool], what: str) -> None:
+    """Look again and again; ``what``: what was wrong if it never is so."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
 
 
 def wait_unlocked(chk_dir: Path) -> None:

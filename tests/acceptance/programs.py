@@ -42,6 +42,7 @@ class Run:
     frozen: bool = False
     #: Each step waits until its checkpoint is durable: none is skipped, however slow the disk.
     waits: bool = False
+    mirror: str | None = None
     trainer_faults: str = ""
     worker_faults: str = ""
     fault_log: str = ""
@@ -133,6 +134,7 @@ def _manager(run: Run, training: Training) -> Iterator[CFManager]:
             keep_in_memory_s=run.keep_in_memory_s,
             nice=0,
             agent_copies_within_s=run.agent_copies_within_s,
+            mirror=run.mirror,
         ),
     ) as manager:
         _install("", "")

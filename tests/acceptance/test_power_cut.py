@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from checkfreq import faults
-from tests.acceptance.processes import DEADLINE_S, Trainer, run_to_end, verify_all, worker_pid
+from tests.acceptance.processes import Trainer, run_to_end, verify_all, wait_until, worker_pid
 from tests.acceptance.programs import Run
 from tests.acceptance.sizes import sized
 from tests.acceptance.volumes import VOLUMES, mounted
@@ -47,7 +45,7 @@ def test_what_was_acknowledged_survives_and_the_run_goes_on_to_the_same_bits(
             worker_faults=script,
         )
         trainer = Trainer(run)
-        wait_until(gate.with_name("gate.reached").exists)
+        wait_until(gate.with_name("gate.reached").exists, f"{point} was not reached")
         worker = worker_pid(chk_dir)
         volume.cut_power()
         os.kill(worker, signal.SIGKILL)
@@ -64,10 +62,3 @@ def test_what_was_acknowledged_survives_and_the_run_goes_on_to_the_same_bits(
             assert whole.boundaries[after.restored[0]] == after.restored[1]
         assert after.boundaries.items() <= whole.boundaries.items()
         assert verify_all(chk_dir)[-1] == 6
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

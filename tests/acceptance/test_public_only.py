@@ -15,7 +15,13 @@ PUBLIC = {
 }
 BELOW = (
     *("checkfreq.examples.", "checkfreq.integrations.", "checkfreq.formats."),
-    *("tests.acceptance", "tests.fork_server", "tests.patience", "tests.required"),
+    *(
+        "tests.acceptance",
+        "tests.fork_server",
+        "tests.leftovers",
+        "tests.patience",
+        "tests.required",
+    ),
 )
 FILES = sorted(Path(__file__).parent.rglob("*.py"))
 
