@@ -739,7 +739,7 @@ class CheckpointStore(CheckpointSource):
                 str(error.filename or path),
                 check="file",
                 expected="a regular file",
-                got=(error.strerror or "").removeprefix("found "),
+                got=error.strerror,
             ) from None
         except (FileNotFoundError, NotADirectoryError) as error:
             if not self.ops.exists(self.path(step)):
