@@ -219,7 +219,8 @@ class CorruptCheckpointError(CheckFreqError):
         self.check = check
         self.expected = expected
         self.got = got
-        super().__init__(printable(f"{path}: {check}: expected {expected}, got {got}"))
+        found = str(got).removeprefix("found ")  # as errors of the storage begin
+        super().__init__(printable(f"{path}: {check}: expected {expected}, got {found}"))
 
 
 class MismatchError(CheckFreqError, KeyError):

@@ -853,6 +853,8 @@ def test_a_fifo_in_the_place_of_a_committed_file_is_corruption(
     commit(store, 1, 2)
     (store.path(2) / name).unlink()
     os.mkfifo(store.path(2) / name)
+    with pytest.raises(CorruptCheckpointError, match="a regular file, got a FIFO"):
+        store.verify(2)
     assert store.newest_valid(check=store.verify)[0].step == 1
     assert store.newest_valid(check=store.inspect)[0].step == 1
 
