@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from iterators.order.contents import are_same
 from iterators.order.position import Layout, Position
 from iterators.protocol import Adapter
 
@@ -57,7 +56,7 @@ def log_changes(position: Position, adapter: Adapter) -> None:
 def warn_of_other_samples(saved: Mapping[str, str], live: Mapping[str, str]) -> None:
     """Warn if ``saved`` and ``live``, of data with one fingerprint, are not of the same samples."""
     different = [
-        place for place, found in live.items() if not are_same(saved.get(place, found), found)
+        place for place, found in live.items() if not _are_same(saved.get(place, found), found)
     ]
     if different:
         logger.warning(
@@ -67,6 +66,13 @@ def warn_of_other_samples(saved: Mapping[str, str], live: Mapping[str, str]) -> 
             "data: by a method data_fingerprint() of the dataset, or fingerprint= of the loader",
             ", ".join(different),
         )
+
+
+def _are_same(digest: str, other: str) -> bool:
+    """Whether two of `sample_digests` are of the same values, but for rounding."""
+    (exact, *groups), (other_exact, *others) = digest.split("."), other.split(".")
+    different = sum(a != b for a, b in zip(groups, others, strict=False))
+    return (exact, len(groups)) == (other_exact, len(others)) and 2 * different <= len(groups)
 
 
 def log_nothing_left(name: str, epochs: int) -> None:

@@ -58,13 +58,6 @@ def sample_digests(dataset: object, fingerprint: str | None = None) -> dict[str,
     return found
 
 
-def are_same(digest: str, other: str) -> bool:
-    """Whether two digests of one place are of the same values, but for rounding."""
-    (exact, *groups), (other_exact, *others) = digest.split("."), other.split(".")
-    different = sum(a != b for a, b in zip(groups, others, strict=False))
-    return (exact, len(groups)) == (other_exact, len(others)) and 2 * different <= len(groups)
-
-
 def _digest(rows: list[Any]) -> str:
     """A digest of all but floating-point numbers, and those of groups of these."""
     floats: list[NDArray[np.float64]] = []

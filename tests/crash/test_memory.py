@@ -59,8 +59,8 @@ def run_in(chk_dir: Path, **changes: object) -> Run:
 
 
 def killed(run: Run, *, after: int = 3) -> Log:
-    """Train, and SIGKILL the trainer ``after`` some boundaries."""
-    trainer = Trainer(run)
+    """Train, and SIGKILL the trainer ``after`` some boundaries, all but the last durable."""
+    trainer = Trainer(replace(run, waits=True))
     assert trainer.read_boundaries(after)
     trainer.kill()
     assert trainer.finish() == -9
