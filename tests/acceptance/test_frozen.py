@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from checkfreq import faults
 from tests.acceptance.processes import Trainer, run_to_end, verify_all, wait_unlocked
 from tests.acceptance.programs import Run
+from tests.acceptance.sizes import sized
 
 pytestmark = pytest.mark.crash
 
@@ -36,8 +38,13 @@ def digests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, str]
     return run_to_end(Run(str(root), MANY_STEPS, frozen=True, checkpoints=False)).boundaries
 
 
-@pytest.mark.parametrize("victim", ["trainer", "worker", "both"])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("point", "victim"),
+    sized(
+        itertools.product(POINTS, ("trainer", "worker", "both")),
+        smoke={("commit.link", "both"), ("prune.remove", "trainer")}.__contains__,
+    ),
+)
 def test_a_kill_at_the_point_costs_nothing_that_was_acknowledged(
     point: str, victim: str, digests: dict[int, str], tmp_path: Path
 ) -> None:

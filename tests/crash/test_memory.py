@@ -34,7 +34,7 @@ from tests.acceptance.processes import (
 from tests.acceptance.programs import Run, Training
 from tests.contract.runs import config
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.more]
 
 NUM_STEPS = 8
 

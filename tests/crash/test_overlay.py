@@ -12,7 +12,7 @@ from checkfreq.store.store import CheckpointStore
 from tests.acceptance.disks import call
 from tests.contract.runs import Training, managed, written
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.more]
 
 
 @pytest.fixture

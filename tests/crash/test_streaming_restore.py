@@ -30,7 +30,7 @@ from tests.acceptance.processes import Trainer, verify_all
 from tests.acceptance.programs import Run
 from tests.state.support import state_bits
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.more]
 
 SetFault = Callable[[str], None]
 NAMES = ("model.safetensors", "optimizer.safetensors", "table.safetensors", "hooked.safetensors")

@@ -11,7 +11,7 @@ from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 from tests.acceptance.processes import verify_all
 from tests.acceptance.programs import Training
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.more]
 
 
 def manager_of(training: Training, chk_dir: Path, *, fresh: bool = False) -> CFManager:

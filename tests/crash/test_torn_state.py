@@ -12,7 +12,7 @@ import torch
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 from tests.acceptance.programs import Training
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.more]
 
 
 class PausedCopy:

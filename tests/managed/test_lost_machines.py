@@ -21,7 +21,7 @@ from tests.acceptance.processes import DEADLINE_S, Log, Trainer, run_to_end, ver
 from tests.acceptance.programs import Run
 from tests.managed.agent import Agent, Settings, bring_back
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.more]
 
 NUM_LIVES = 10
 #: Files that the agent copies or removes in one life, at most.

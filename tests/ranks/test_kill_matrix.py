@@ -32,7 +32,7 @@ from tests.ranks.kill_chains import (
     short,
 )
 
-pytestmark = [pytest.mark.crash, pytest.mark.dist]
+pytestmark = [pytest.mark.crash, pytest.mark.dist, pytest.mark.more]
 
 VICTIMS = ("trainer of rank 0", "trainer of rank 1", "worker of rank 0", "worker of rank 1", "all")
 SHARED, OWN = Layout(), Layout(local=True)

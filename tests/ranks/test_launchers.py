@@ -16,7 +16,7 @@ from tests.acceptance.processes import verify_all
 from tests.acceptance.rank_training import NUM_SAMPLES
 from tests.ranks import script
 
-pytestmark = [pytest.mark.crash, pytest.mark.dist, pytest.mark.slow]
+pytestmark = [pytest.mark.crash, pytest.mark.dist, pytest.mark.slow, pytest.mark.more]
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 400.0

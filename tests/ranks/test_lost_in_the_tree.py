@@ -17,7 +17,7 @@ from checkfreq.ranks.tree import Tree
 from tests.patience import slowness
 from tests.ranks.light import Came, Run, outcome
 
-pytestmark = [pytest.mark.dist, pytest.mark.crash]
+pytestmark = [pytest.mark.dist, pytest.mark.crash, pytest.mark.more]
 
 WORLD = 7
 #: What each calls the store for in a meeting, at least: its own word; from those with children, a

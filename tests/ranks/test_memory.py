@@ -19,7 +19,7 @@ from tests.acceptance.processes import verify_all
 from tests.acceptance.ranks import Heard, Life, Ranks, run_well
 from tests.ranks import tiny
 
-pytestmark = [pytest.mark.crash, pytest.mark.dist]
+pytestmark = [pytest.mark.crash, pytest.mark.dist, pytest.mark.more]
 
 WORLD = 2
 STEPS = 6

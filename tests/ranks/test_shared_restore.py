@@ -30,7 +30,7 @@ from tests.patience import slowness
 from tests.ranks import tiny
 from tests.restore.written import Watched
 
-pytestmark = [pytest.mark.dist]
+pytestmark = [pytest.mark.dist, pytest.mark.more]
 
 NUM_TENSORS = 8
 ELEMENTS = SMALLEST_BYTES // 4 // NUM_TENSORS

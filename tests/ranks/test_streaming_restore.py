@@ -14,7 +14,7 @@ from tests.acceptance.processes import verify_all
 from tests.acceptance.ranks import Heard, Life, Rank, Ranks, run, run_well
 from tests.ranks import tiny
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.more]
 
 WORLD, STEPS = 2, 2
 

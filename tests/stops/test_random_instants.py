@@ -10,7 +10,7 @@ from tests.stops.aiming import Case
 from tests.stops.cases import cases, stop_at_random_instants
 from tests.stops.zygote import Zygote
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.more]
 
 
 @pytest.mark.parametrize(("case", "num_instants"), cases(1))

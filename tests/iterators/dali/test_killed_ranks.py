@@ -9,7 +9,7 @@ import pytest
 from tests.iterators.elastic.killing import require_killed_learns_the_same
 from tests.iterators.elastic.program import Data
 
-pytestmark = [pytest.mark.crash, pytest.mark.dist]
+pytestmark = [pytest.mark.crash, pytest.mark.dist, pytest.mark.more]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -9,7 +9,7 @@ import pytest
 from tests.iterators.elastic.killing import require_killed_learns_the_same
 from tests.iterators.elastic.program import Data
 
-pytestmark = [pytest.mark.crash, pytest.mark.dist]
+pytestmark = [pytest.mark.crash, pytest.mark.dist, pytest.mark.more]
 
 #: A prime; one more than most global batches divide, so ranks idle in the tail; a power of two.
 SIZES = (197, 241, 256)
