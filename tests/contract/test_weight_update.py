@@ -258,13 +258,13 @@ def test_a_direct_scaler_step_is_as_safe(chk_dir: Path, hold_trainer: Hold) -> N
     gate = hold_trainer("snapshot.copy_settled")
     scaler = cpu_scaler()
     pair = Pair(scaler)
-    open_gate_in_step(pair.d, gate)
     with managed(chk_dir, pair.chk) as manager:
         manager.save()
         before = pair.weights()
         pair.backward(scaler)
-        for optimizer in (pair.d, pair.g):
-            scaler.step(optimizer)
+        with opened_while_waited_for(gate):
+            for optimizer in (pair.d, pair.g):
+                scaler.step(optimizer)
         scaler.update()
         assert changed(before, pair.weights()) == [True, True]
         assert manager.update_attempts == 2
