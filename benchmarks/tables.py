@@ -41,6 +41,7 @@ from benchmarks.sharded import table as sharded
 from benchmarks.simulate import table as simulate
 from benchmarks.startup import table as startup
 from benchmarks.summary import FINDINGS
+from benchmarks.swapped import table as swapped
 from benchmarks.traces import table as traces
 from benchmarks.versions import table as versions
 from benchmarks.watch import table as watch
@@ -76,6 +77,7 @@ TABLES: dict[str, Table] = {
     **sharded.TABLES,
     **simulate.TABLES,
     **startup.TABLES,
+    **swapped.TABLES,
     **traces.TABLES,
     **versions.TABLES,
     **watch.TABLES,

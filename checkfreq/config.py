@@ -66,6 +66,10 @@ class CFConfig:
         verify_before_load: read a checkpoint twice in a restore: once to check every digest before
             anything live is changed, and once to load it. Default False: damage is found while
             tensors are read into their places, and an older checkpoint is loaded over them.
+        trust_extra_state: a restore gives extra state to ``set_extra_state()`` of your modules
+            whoever saved it: that code may unpickle it, and so run what its writer chose. Default
+            False: only what was saved with this user's key (``~/.local/state/checkfreq/key``), is
+            in a killed run's memory, or is in the run's own mirror; else the restore is refused.
         verify_settled: compare settled tensors with what they were at the boundary, in the slot
             once it is complete (the attempt fails if they differ), and before the next weight
             update, snapshot or end, whichever comes first (raises StateError). Default False, since
@@ -169,6 +173,7 @@ class CFConfig:
     summary_writer: ScalarWriter | None = None
     record_trace: bool = False
     verify_before_load: bool = False
+    trust_extra_state: bool = False
     verify_settled: bool = False
     num_slots: int = 2
     arena_slack: float = 0.05

@@ -137,12 +137,16 @@ class StorageError(CheckFreqError, OSError):
 class ForeignEntryError(StorageError):
     """Something inside a checkpoint directory is neither a regular file nor a directory.
 
-    It is not followed, read or written: a link may lead anywhere, and a FIFO may block for ever.
+    It is not followed, read or written: a link may lead anywhere, and a FIFO may block for ever. Or
+    it is a directory where a file belongs.
     """
 
     @classmethod
     def at(cls, path: object, kind: str) -> ForeignEntryError:
         """For what is at ``path``: ``kind`` is "a symbolic link" or the like."""
+        if kind == "a directory":
+            text = "found a directory where a file belongs; move it away"
+            return cls(errno.EISDIR, text, str(path))
         text = f"found {kind}, which is not followed, read or written inside a checkpoint directory"
         return cls(errno.ELOOP, f"{text}; remove it", str(path))
 
@@ -215,7 +219,8 @@ class CorruptCheckpointError(CheckFreqError):
         self.check = check
         self.expected = expected
         self.got = got
-        super().__init__(printable(f"{path}: {check}: expected {expected}, got {got}"))
+        found = str(got).removeprefix("found ")  # as errors of the storage begin
+        super().__init__(printable(f"{path}: {check}: expected {expected}, got {found}"))
 
 
 class MismatchError(CheckFreqError, KeyError):

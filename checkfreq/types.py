@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
@@ -26,6 +27,14 @@ def size_text(num_bytes: int) -> str:
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
     return f"{num_bytes} B" if unit == 0 else f"{value:.1f} {_UNITS[unit]}"
+
+
+def moment(unix_s: float, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """Local time, by default to the second; "?" for what is no date, such as 10 ** 400."""
+    try:
+        return time.strftime(pattern, time.localtime(unix_s))
+    except (OverflowError, OSError, ValueError):
+        return "?"
 
 
 def round_up_to_page(num_bytes: int) -> int:

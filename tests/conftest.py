@@ -26,6 +26,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 LONG = ("crash", "dist", "slow")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _users_key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The key that extra state is saved with is of these tests alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _torch_is_seeded() -> None:
     """Loaders without a seed take torch's, and tests before this one may have set it."""

@@ -22,19 +22,24 @@ ALLOWED = {
     "checkfreq.snapshot.memory": "/proc and /sys",
     "checkfreq.snapshot.node_turns": "a lock in the user's runtime folder",
     "checkfreq.snapshot.pin_failures": "/proc and /sys",
-    "checkfreq.persist.peers": "/proc",
+    **dict.fromkeys(
+        ("checkfreq.persist.launch", "checkfreq.persist.lock", "checkfreq.persist.peers"), "/proc"
+    ),
     "checkfreq.persist.pressure": "/proc and /sys",
     "checkfreq.faults": "paths that a test gives in the environment",
     "checkfreq.ranks.neighbours": "/proc",
     "checkfreq.ranks.store_thread": "/proc",
     "checkfreq.cli.group": "/dev/null",
     "checkfreq.doctor.machine": "/dev/shm, /proc and /sys",
+    "checkfreq.doctor.storage": "the directory itself and those above: who may write to them",
     "checkfreq.supervisor.becoming": "the script, and the folder that it imports from",
     "checkfreq.supervisor.board": "/proc, where the supervisor's own memory is",
     "checkfreq.supervisor.processes": "/proc",
     "checkfreq.formats.numpy_reader": "stands alone: it may be copied out of the package",
     "checkfreq": "its own sources, and a user's iterators.py",
     "checkfreq.state.sharers": "/proc",
+    "checkfreq.state.origin": "files that container runtimes leave at the root",
+    "checkfreq.helpers.outputs": "what the user named, and the folders above it",
     "checkfreq.testing.contract": "links that a test plants",
 }
 #: A module's files are the business of these packages, which read no checkpoints.

@@ -90,7 +90,7 @@ def kind_of(source: str) -> str:
     if is_url(source):
         return CHECKPOINTS
     path = Path(source).absolute()
-    ops = LocalFileOps(path.parent)
+    ops = LocalFileOps(path)  # follows a link to the folder
     if not ops.is_dir(path):
         return _ENDINGS.get(path.suffix, "torch_save")
     names = ops.listdir(path)

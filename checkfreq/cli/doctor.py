@@ -101,7 +101,7 @@ def _sections(directory: Path | None, mirror: str | None, num_bytes: int) -> Ite
         checks = [lambda: [found]]
     else:
         storage = Storage(directory, num_bytes=num_bytes)
-        checks = [storage.kind, storage.room, storage.all]
+        checks = [storage.kind, storage.access, storage.room, storage.all]
     yield section("storage", *checks)
     yield section(
         "memory", machine.memory, machine.shared_memory, machine.processors, machine.limits
@@ -137,22 +137,29 @@ def _said(one: Finding, width: int) -> Iterator[str]:
 
 def _write_page(file: str, sections: Iterable[Section], directory: str, url: str) -> None:
     from checkfreq.doctor.page import hidden, page
+    from checkfreq.helpers.outputs import write_output
 
     try:
         user = getpass.getuser()
     except (OSError, KeyError):  # a container's number without a name
         user = ""
+    endpoints = [value for name, value in os.environ.items() if "ENDPOINT" in name]
     hide = hidden(
         directory=directory and str(Path(directory).absolute()),
         url=url,
         home=str(Path.home()),
         user=user,
-        hosts=[platform.node(), os.environ.get("HOSTNAME", "")],
+        hosts=[
+            *(platform.node(), os.environ.get("HOSTNAME", "")),
+            *(one.rpartition("//")[2].partition("/")[0].partition(":")[0] for one in endpoints),
+        ],
     )
+    data = page(sections, hide=hide)
+    if file == "-":
+        print(data, end="")
+        return
     try:
-        with click.open_file(file, "w", encoding="utf-8") as opened:
-            opened.write(page(sections, hide=hide))
+        write_output(Path(file), data.encode(), what="--page")
     except OSError as error:
         raise ConfigError(f"--page {file}: cannot be written: {error.strerror}") from None
-    if file != "-":
-        print(f"written to {file}; read it before you send it", file=sys.stderr)
+    print(f"written to {file}; read it before you send it", file=sys.stderr)

@@ -10,6 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 import click
 
@@ -50,7 +51,10 @@ class Verbs(click.Group):
             and not args[0].startswith("-")
             and not ctx.resilient_parsing
         ):
-            raise click.UsageError(f"expected one of {', '.join(VERBS)}; got {args[0]!r}", ctx)
+            meant = get_close_matches(args[0], VERBS, n=1)
+            hint = f": did you mean {meant[0]}?" if meant else ""
+            expected = f"expected one of {', '.join(VERBS)}"
+            raise click.UsageError(f"{expected}; got {args[0]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -93,6 +97,7 @@ def command() -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns the exit status. Wrong usage, as in argparse, is SystemExit(2)."""
+    _open_closed_streams()
     if COMPLETE_VARIABLE in os.environ:
         from checkfreq.cli import completion
 
@@ -137,6 +142,13 @@ def _say_usage(error: click.UsageError) -> None:
 def _fail(message: str, status: int) -> int:
     print(f"checkfreq: {printable(message, keep=chr(10))}", file=sys.stderr)
     return status
+
+
+def _open_closed_streams() -> None:
+    """``checkfreq report DIR >&-`` writes its page all the same, and what it prints to nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _reader_went_away() -> int:

@@ -14,6 +14,7 @@ from checkfreq.cli.telling import Event, Ordinary, Teller
 from checkfreq.errors import printable
 from checkfreq.store.store import CheckpointStore
 from checkfreq.story.reading import EventReader
+from checkfreq.types import moment
 
 _LOOK_S = 0.5
 
@@ -87,5 +88,5 @@ class _Log:
 
 
 def _line(time_unix_s: object, sentence: str) -> str:
-    moment = text.moment(time_unix_s) if isinstance(time_unix_s, int | float) else "?"
-    return printable(f"  {moment}  {sentence}")
+    at = moment(time_unix_s) if isinstance(time_unix_s, int | float) else "?"
+    return printable(f"  {at}  {sentence}")

@@ -15,7 +15,7 @@ from checkfreq.store.fileops import Kind
 from checkfreq.store.marks import StepMark
 from checkfreq.store.source import CheckpointSource
 from checkfreq.store.store import CheckpointStore
-from checkfreq.types import size_text
+from checkfreq.types import moment, size_text
 
 #: Folders with checkpoints that were set aside.
 _SET_ASIDE = ("quarantine", "superseded")
@@ -62,7 +62,7 @@ def _cells(row: dict[str, object]) -> list[str]:
     created, num_bytes = row.get("created_unix_s"), row.get("num_bytes")
     return [
         str(row["step"]),
-        text.moment(created) if isinstance(created, float | int) else "-",
+        moment(created) if isinstance(created, float | int) else "-",
         size_text(num_bytes) if isinstance(num_bytes, int) else "-",
         str(row.get("world", "-")),
         str(row["state"]),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from checkfreq.errors import ConfigError
+from checkfreq.helpers.outputs import write_output
 
 if TYPE_CHECKING:
     from checkfreq.cli.plan_tables import Document
@@ -47,4 +49,6 @@ def draw(document: Document, file: str) -> None:
         axes.legend(frameon=False)
     is_svg = file.endswith(".svg")
     with rc_context(_SAME_EVERY_TIME):
-        figure.savefig(Path(file), dpi=150, metadata={"Date": None} if is_svg else {})
+        form, metadata = ("svg", {"Date": None}) if is_svg else ("png", {})
+        figure.savefig(buffer := io.BytesIO(), format=form, dpi=150, metadata=metadata)
+    write_output(Path(file), buffer.getvalue(), what="--plot")

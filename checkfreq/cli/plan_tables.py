@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 
 from checkfreq.cli import text
 from checkfreq.policy.failure_rate import FailureRate
+from checkfreq.policy.frequency import BOUNDARY_SHARE, Reason
 from checkfreq.simulation.planning import Bounds, Checkpoint, Failing, Outlook
 from checkfreq.simulation.prices import Bill, Prices
 from checkfreq.types import size_text
@@ -109,7 +110,15 @@ class Document:
             how = f"every {_span(failing.mtbf_s)} at {failing.num_gpus} GPUs"
         kept = self.cases[0].bill
         yield "INTERVAL: work between two checkpoints. OVERHEAD: added to the work, at most"
-        yield f"{100 * bounds.max_overhead:.3g} % unless goodput asks for more."
+        bound = f"{100 * bounds.max_overhead:.3g} %"
+        now = self.cases[0].plan
+        share = BOUNDARY_SHARE * bounds.max_overhead
+        if now.reason is Reason.BUDGET and now.boundary_overhead > share:
+            beside = f"{100 * now.boundary_overhead:.3g} %"
+            yield f"{100 * share:.3g} % by checkpoints, half of {bound}; beside them boundaries add"
+            yield f"{beside}, which no interval changes: iterations are too short."
+        else:
+            yield f"{bound} unless goodput asks for more."
         yield f"LOSS: work that a failure destroys; a restart takes {_span(bounds.restart_s)} more."
         yield f"GOODPUT: of all time, with failures {how}; each run is given its MTBF as mtbf_s."
         yield f"S3/MONTH: {size_text(kept.stored_bytes)} kept, and now {kept.uploads_per_day:.0f}"

@@ -28,7 +28,7 @@ from checkfreq.policy.retention import (
 )
 from checkfreq.policy.retention_info import CheckpointInfo
 from checkfreq.store.source import CheckpointSource
-from checkfreq.types import size_text
+from checkfreq.types import moment, size_text
 
 _OTHERWISE = "A run removes checkpoints itself, as its retention says; --dry-run works beside it"
 
@@ -96,7 +96,7 @@ def _tell(infos: list[CheckpointInfo], doomed: list[int], verb: str, *, as_json:
             row = {"step": info.step, "state": state, "num_bytes": info.num_bytes}
             print(text.json_of({**row, "created_unix_s": info.created_s}, indent=None), flush=True)
             continue
-        made = text.moment(info.created_s)
+        made = moment(info.created_s)
         print(f"step {info.step}: {state}, {size_text(info.num_bytes)}, of {made}", flush=True)
 
 

@@ -57,11 +57,13 @@ def command(store: CheckpointStore, out: Path | None, png: Path | None, as_json:
         return 0
     with gc_paused():
         _require_matplotlib()
-        _draw(live.story, now, out=out, png=png, name=str(store.root))
+        _draw(live.story, now, out=out, png=png, directory=store.root)
     return 0
 
 
-def _draw(story: Story, now: Figures, *, out: Path | None, png: Path | None, name: str) -> None:
+def _draw(
+    story: Story, now: Figures, *, out: Path | None, png: Path | None, directory: Path
+) -> None:
     from checkfreq.story.report import writing
 
     with storage_errors("report: cannot write"):
@@ -70,7 +72,7 @@ def _draw(story: Story, now: Figures, *, out: Path | None, png: Path | None, nam
                 print(path)
         if out is not None or png is None:
             path = out or Path("report.html")
-            writing.write_page(story, now, path, name=name)
+            writing.write_page(story, now, path, directory=directory)
             print(path)
 
 

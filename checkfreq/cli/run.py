@@ -74,7 +74,7 @@ def command(
     checkpoint is durable; 128 + N if signal N ended it; 2 wrong usage; 126 or 127 if the command
     cannot be run.
     """
-    if not words:
+    if not words or not words[0]:
         raise click.UsageError(
             "expected a command after --, for instance: checkfreq run -- python train.py"
         )

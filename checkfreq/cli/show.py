@@ -11,7 +11,7 @@ from checkfreq.errors import printable
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.source import CheckpointSource
 from checkfreq.store.tree import Tree
-from checkfreq.types import Json, size_text
+from checkfreq.types import Json, moment, size_text
 
 
 @click.command(
@@ -75,7 +75,7 @@ def _show_head(store: CheckpointSource, manifest: Manifest | Tree) -> None:
     facts = {
         "path": store.where(manifest.step),
         "step": str(manifest.step),
-        "created": text.moment(manifest.created_unix_s),
+        "created": moment(manifest.created_unix_s),
         "attempt": manifest.attempt,
         "world": _world(manifest),
         "size": size_text(manifest.num_bytes),

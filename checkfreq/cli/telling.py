@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from checkfreq.story.facts import done_again
 from checkfreq.story.model import Loss, Story
 from checkfreq.types import size_text
 
@@ -83,8 +84,10 @@ class Teller:
         if skipped:
             said += f"; newer ones did not validate, {skipped:.0f} step(s) back"
         run = self.story.run
-        loss = self.story.loss(run) if run is not None else None
-        return said + ("" if loss is None else _lost(loss))
+        loss = None if run is None else self.story.loss(run)
+        if run is None or loss is None:
+            return said
+        return said + _lost(loss, self.story.down_s(run))
 
 
 class Ordinary:
@@ -141,6 +144,7 @@ _SENTENCES = {
     "reopened": "the finished run is opened again at step {step}",
     "worker_died": "the worker died with step {step}; another takes over: {error}",
     "retaken": "the lock was taken again: {message}",
+    "killed": "the training process is gone, and had not ended its run: killed, or crashed",
     "memory_kept": "step {step} stays in memory for the next run",
     "memory_given_up": "step {step} is given up in memory: {why}",
     "trouble": "trouble: {message}",
@@ -177,14 +181,12 @@ def _began(event: Event) -> str:
     return f"{said}; checkpoints may add {100 * bound:.3g} %" if bound else said
 
 
-def _lost(loss: Loss) -> str:
-    if not loss.steps and not loss.uncertain_steps:
-        return f"; nothing lost, {_seconds(loss.down_s)} since the last sign of the run before"
-    least = f"at least {loss.steps} iteration(s)" if loss.steps else ""
-    least += f" ({_seconds(loss.work_s)} of work)" if loss.steps and loss.work_s else ""
-    most = f"at most {loss.steps + loss.uncertain_steps}" if loss.uncertain_steps else ""
-    lost = ", ".join(filter(None, (least, most))) + ("" if least else " iteration(s)")
-    return f"; lost: {lost}; {_seconds(loss.down_s)} since the last sign of the run before"
+def _lost(loss: Loss, down_s: float) -> str:
+    lost = "nothing lost"
+    if loss.most_steps:
+        work = f", {_seconds(loss.work_s)} of work" if loss.work_s else ""
+        lost = f"lost: {done_again(loss)}{work}"
+    return f"; {lost}; {_seconds(down_s)} since the last sign of the run before"
 
 
 def _changes(before: Event, event: Event) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Sequence
 
 from checkfreq.errors import printable
@@ -11,14 +10,6 @@ from checkfreq.store.digests import DIGEST_DIGITS, num_pieces
 from checkfreq.store.manifest import TensorEntry
 from checkfreq.store.marks import StepMark
 from checkfreq.types import Json
-
-
-def moment(unix_s: float) -> str:
-    """Local time to the second; the number itself if it is too large for a date."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_s))
-    except (OverflowError, OSError, ValueError):
-        return f"{unix_s:g}"
 
 
 def mark(given: StepMark | None) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import sys
 import threading
 import time
@@ -14,11 +16,14 @@ from typing import TYPE_CHECKING
 import click
 
 from checkfreq.cli.arguments import example, json_option, records_argument
-from checkfreq.errors import storage_errors
+from checkfreq.errors import ConfigError, storage_errors
 from checkfreq.store.store import CheckpointStore
 
 if TYPE_CHECKING:
     from checkfreq.story.figures import Figures
+
+
+_TOKEN = re.compile("[A-Za-z0-9_-]{16,200}")
 
 
 @click.command(
@@ -46,7 +51,8 @@ if TYPE_CHECKING:
     "port",
     type=click.IntRange(0, 65535),
     metavar="PORT",
-    help="Serve a page, /figures.json and /metrics (Prometheus) on 127.0.0.1 instead; 0: any port.",
+    help="Serve a page, figures.json and metrics (Prometheus) on 127.0.0.1 instead, at the address "
+    "that is printed; 0: any port.",
 )
 @click.option(
     "--textfile",
@@ -94,7 +100,10 @@ def _print_json(now: Figures) -> None:
 
 
 def _writes(look: Callable[[], Figures], name: str, path: Path) -> Callable[[], None]:
+    from checkfreq.helpers.outputs import require_outside
     from checkfreq.story.watch.prometheus import metrics, write_textfile
+
+    require_outside(path, what="--textfile")
 
     def write() -> None:
         text = metrics(look(), name=name)
@@ -115,7 +124,12 @@ def _repeat(act: Callable[[], None], *, once: bool, every_s: float) -> int:
 def _serve(look: Callable[[], Figures], *, name: str, port: int) -> int:
     from checkfreq.story.watch.server import WatchServer
 
-    server = WatchServer(look, name=name, port=port)
+    token = os.environ.get("CHECKFREQ_WATCH_TOKEN")
+    if token is not None and not _TOKEN.fullmatch(token):
+        raise ConfigError(
+            "CHECKFREQ_WATCH_TOKEN: expected 16 to 200 letters, digits, - and _, got something else"
+        )
+    server = WatchServer(look, name=name, port=port, token=token)
     print(server.url, flush=True)
     thread = threading.Thread(target=server.serve, daemon=True)
     thread.start()

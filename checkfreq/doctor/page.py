@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from urllib.parse import quote
 
 from checkfreq.doctor.findings import Section, Status
 from checkfreq.errors import printable
@@ -44,8 +45,13 @@ def page(sections: Iterable[Section], *, hide: Mapping[str, str]) -> str:
 def hidden(
     *, directory: str, url: str, home: str, user: str, hosts: Sequence[str]
 ) -> dict[str, str]:
-    """What is replaced on a page, and by what."""
-    found = {directory: "DIR", url: "URL", home: "~"}
+    """What is replaced on a page, and by what.
+
+    Errors of an object store name the bucket and the prefix of ``url`` in addresses of their own.
+    """
+    bucket, _, prefix = url.partition("://")[2].strip("/").partition("/")
+    found = {directory: "DIR", url: "URL", home: "~", bucket: "BUCKET"}
+    found |= {prefix: "PREFIX", quote(prefix, safe=""): "PREFIX"}
     found |= {name: "HOST" for host in hosts for name in (host, host.partition(".")[0])}
     found[user] = "USER"
     return {

@@ -32,7 +32,7 @@ def object_store(url: str, *, num_bytes: int = _NUM_BYTES) -> Iterator[Finding]:
     means = "A mirror keeps copies of committed checkpoints there."
     try:
         objects = RemoteObjects(mirror)
-    except CheckFreqError as error:
+    except (CheckFreqError, OSError) as error:
         yield Finding("client", Status.PROBLEM, str(error), means, "See the message.")
         return
     kind = urlsplit(url).scheme

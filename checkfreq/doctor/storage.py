@@ -12,6 +12,7 @@ import fcntl
 import mmap
 import os
 import socket
+import stat
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -30,9 +31,12 @@ _NUM_SYNCS = 20
 _LONGEST_S = 10.0
 #: Half a second for each of the some ten syncs of a commit.
 _SLOW_SYNC_S = 0.05
+#: A flash disk takes longer to answer at all.
+_FAST_SYNC_S = 30e-6
 _SLOW_BYTES_PER_S = 100e6
+_MEMORY = ("tmpfs", "ramfs")
 _KINDS = (
-    (("tmpfs", "ramfs"), Status.WARNING, "memory: it is lost at a reboot, and counts as used",
+    (_MEMORY, Status.WARNING, "memory: it is lost at a reboot, and counts as used",
      "Take a directory on a disk."),
     (("overlay", "aufs"), Status.WARNING, "a container's own layer: it goes with the container",
      "Mount a volume, and put the checkpoints there."),
@@ -53,11 +57,12 @@ class Storage:
         self._ops = LocalFileOps(directory)
         self._folder = directory / f".tmp-doctor-{os.getpid()}-{time.time_ns() % 10**9}"
         self._num_bytes = num_bytes
+        mount = mount_of(directory)
+        self._kind = mount.fs_type if mount else "unknown"
 
     def kind(self) -> Iterator[Finding]:
         """What it is."""
-        mount = mount_of(self.directory)
-        name = mount.fs_type if mount else "unknown"
+        name = self._kind
         status, means, mend = Status.NOTE, "a kind of which nothing is known here", ""
         for names, *known in _KINDS:
             if name in names:
@@ -65,6 +70,25 @@ class Storage:
         if name.startswith("fuse"):
             means = "a file system in user space: whether a sync is durable depends on it"
         yield Finding("file_system", status, name, f"It is {means}.", mend, {"type": name})
+
+    def access(self) -> Iterator[Finding]:
+        """Who else may write there: whoever may, may remove checkpoints and put others there."""
+        own, others, real = {0, os.geteuid()}, [], self.directory.resolve()
+        for up, folder in enumerate((real, *real.parents)):
+            status, name = os.stat(folder), "/".join([".."] * up) or "the directory"
+            if status.st_uid not in own:
+                others.append(f"{name} belongs to user {status.st_uid}")
+            # In a sticky folder above, what is ours can be neither removed nor renamed.
+            if status.st_mode & stat.S_IWOTH and not (up and status.st_mode & stat.S_ISVTX):
+                others.append(f"all users may write to {name}")
+        yield Finding(
+            "access",
+            Status.WARNING if others else Status.GOOD,
+            "; ".join(others) or "only its owner, its group and root may write to it",
+            "Who may write to the directory, or to one above it, may remove checkpoints and put "
+            "others in their place.",
+            "chmod o-w on each, or take a directory below your own." if others else "",
+        )
 
     def room(self) -> Iterator[Finding]:
         """What is free."""
@@ -124,9 +148,10 @@ class Storage:
             "Without links they are written each time. Take a file system with hard links.",
         )  # fmt: skip
         yield self._step(
-            "symbolic_link", self._symlink, Status.WARNING,
-            "The link named latest points at the newest checkpoint, for people and scripts.",
-            "Restores do not need it; scripts must look for the highest step-*.",
+            "symbolic_link", self._symlink, Status.NOTE,
+            "An AtomicDirectory points a link at its newest folder. Checkpoints of a CFManager "
+            "need none: latest is a file.",
+            "Write files of your own with a CFManager, or take a file system with links.",
         )  # fmt: skip
         yield self._step(
             "socket", self._socket, Status.WARNING,
@@ -255,16 +280,24 @@ class Storage:
             if sum(taken) > _LONGEST_S:
                 break
         median_s, longest_s = statistics.median(taken), max(taken)
-        is_slow = median_s > _SLOW_SYNC_S
+        status, mend = Status.GOOD, ""
+        means = "A commit syncs about ten files and folders, one after the other, before it counts."
+        if median_s > _SLOW_SYNC_S:
+            status = Status.WARNING
+            mend = (
+                "Other users or a disk without a power-safe cache make it slow: take another one."
+            )
+        elif median_s < _FAST_SYNC_S or self._kind in _MEMORY:
+            status = Status.NOTE
+            means += " So short a time means that syncs reach no disk: checkpoints outlive a kill, "
+            means += "and not a loss of power."
+            mend = "Take a directory on a disk, or ask whoever runs the storage what a sync does."
         yield Finding(
             "sync_time",
-            Status.WARNING if is_slow else Status.GOOD,
-            f"median {1e3 * median_s:.2f} ms, longest {1e3 * longest_s:.2f} ms",
-            "A commit syncs about ten files and folders, one after the other, before it counts. A "
-            "time far below 0.05 ms means that syncs do not reach a disk.",
-            "Other users or a disk without a power-safe cache make it slow: take another disk."
-            if is_slow
-            else "",
+            status,
+            f"median {1e3 * median_s:.3f} ms, longest {1e3 * longest_s:.2f} ms",
+            means,
+            mend,
             {"median_s": median_s, "longest_s": longest_s, "num": len(taken)},
         )
 

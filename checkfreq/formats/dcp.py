@@ -4,8 +4,8 @@ DCP's files keep tensors by flat names, and pickle the rest. They turn every key
 text, and know no other mappings. So one entry more, ``checkfreq``, has what our manifest says, as
 text: with it a state comes back exactly as it was. DCP itself ignores it.
 
-A folder's ``.metadata`` is a pickle. It is read by an unpickler that knows the classes of such a
-file and nothing else, and values by ``torch.load(weights_only=True)``.
+A folder's ``.metadata`` is a pickle: see `checkfreq.formats.dcp_metadata`. Values are read by
+``torch.load(weights_only=True)``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    Metadata,
-    StorageMeta,
-    TensorStorageMetadata,
-)
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import (
     ReadItem,
     SavePlan,
@@ -42,12 +37,13 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from checkfreq.errors import ConfigError, CorruptCheckpointError, storage_errors
+from checkfreq.errors import CheckFreqError, ConfigError, CorruptCheckpointError, storage_errors
+from checkfreq.formats.dcp_metadata import metadata_of
 from checkfreq.formats.exporting import ChkDir, export, json_of, names_in, read_tensor, saved_in
 from checkfreq.formats.importing import Imported, Target, commit, entries_of
 from checkfreq.formats.kinds import Ready
 from checkfreq.formats.output import new_folder, require_free
-from checkfreq.formats.plain import from_plain, to_plain
+from checkfreq.formats.plain import MALFORMED, plain_in, to_plain
 from checkfreq.formats.stand_ins import StandIns
 from checkfreq.integrations.dcp.chunks import StoredTensor
 from checkfreq.integrations.dcp.contents import Contents, contents_of
@@ -58,7 +54,7 @@ from checkfreq.state.saved import SavedObject, new_tensor
 from checkfreq.state.saved_tensor import placed
 from checkfreq.state.tensors import DTYPES
 from checkfreq.store.boxes import Box
-from checkfreq.store.fileops import LocalFileOps, user_path
+from checkfreq.store.fileops import LocalFileOps, user_file, user_path
 from checkfreq.types import Json
 
 #: The entry with what DCP's files cannot say.
@@ -248,13 +244,14 @@ def from_dcp(
     path = user_path(folder)
     with storage_errors(f"reading {path}"), _damage(path):
         reader = _Reader(path)
-        values = reader.values()
+        kept = reader.values()
+        values = dict(zip(kept, plain_in([*kept.values()], str(path)), strict=True))
     if isinstance(text := values.get(_OURS), str):
         state, saved_step = _described(reader, text, like, path=str(path))
         return commit(state, Target(chk_dir, saved_step if step is None else step, like, overwrite))
     stand_ins = StandIns()
     flat = {
-        name: from_plain(values[name]) if form is None else _stand_in(reader, name, stand_ins)
+        name: values[name] if form is None else _stand_in(reader, name, stand_ins)
         for name, form in reader.forms.items()
     }
     content = _nested(flat, reader.paths, str(path))
@@ -336,17 +333,13 @@ def _damage(path: Path) -> Iterator[None]:
             f"needs its author's code, or damage ({reason.strip():.200}). Unpickling can run any "
             "code that the author put there. If you trust it, dcp.load it in a script of yours"
         ) from None
-    except (AttributeError, EOFError, IndexError, KeyError, RuntimeError, TypeError) as error:
-        raise _corrupt(path, error) from None
-    except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise _corrupt(path, error) from None
-
-
-def _corrupt(path: Path, error: Exception) -> CorruptCheckpointError:
-    text = f"{type(error).__name__}: {error!s:.200}"
-    return CorruptCheckpointError(str(path), check="folder", expected="one of dcp.save", got=text)
+    except CheckFreqError:
+        raise
+    except (*MALFORMED, AssertionError, EOFError) as error:
+        text = f"{type(error).__name__}: {error!s:.200}"
+        raise CorruptCheckpointError(
+            str(path), check="folder", expected="one of dcp.save", got=text
+        ) from None
 
 
 class _Reader(FileSystemReader):
@@ -355,12 +348,22 @@ class _Reader(FileSystemReader):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         ops = LocalFileOps(path)
-        record = ops.read_bytes(path / ".metadata", max_bytes=_MOST_METADATA_BYTES)
-        metadata = _Unpickler(io.BytesIO(record)).load()
-        _require_sound(metadata)
-        self._metadata: Metadata = metadata
-        if getattr(metadata, "storage_meta", None) is None:
-            metadata.storage_meta = StorageMeta()
+        file = user_file(path / ".metadata")
+        self._metadata = metadata_of(ops.read_bytes(file, max_bytes=_MOST_METADATA_BYTES))
+        self._require_files(ops)
+
+    def _require_files(self, ops: LocalFileOps) -> None:
+        """Raise ValueError unless the parts lie apart in regular files, and hold what they should.
+
+        So what is read is no more than what is there.
+        """
+        sizes: dict[str, int] = {}
+        for place in self._metadata.storage_data.values():
+            if (file := place.relative_path) not in sizes:
+                sizes[file] = ops.file_size(user_file(Path(self.path) / file))
+            sizes[file] -= place.length
+            if sizes[file] < 0:
+                raise ValueError(f"{file!r:.80}: expected parts that the file has room for")
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """See StorageReader."""
@@ -377,8 +380,8 @@ class _Reader(FileSystemReader):
     @property
     def paths(self) -> dict[str, tuple[str | int, ...]]:
         """By flat name, the keys that lead to it."""
-        found = self._metadata.planner_data
-        return found if isinstance(found, dict) else {}
+        found: dict[str, tuple[str | int, ...]] = self._metadata.planner_data
+        return found
 
     def values(self) -> dict[str, Any]:
         """What is not a tensor, by flat name."""
@@ -409,54 +412,3 @@ class _LoadPlanner(DefaultLoadPlanner):
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         """See LoadPlanner."""
         self.values[read_item.dest_index.fqn] = torch.load(value, weights_only=True)
-
-
-_OF_METADATA = (
-    *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
-    *("TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
-)
-_PATHS = ("PosixPath", "PurePosixPath", "Path", "PurePath")
-
-
-class _Unpickler(pickle.Unpickler):
-    """Knows what DCP writes into ``.metadata``, and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """See pickle.Unpickler; UnpicklingError for anything that is not in the table."""
-        from torch.distributed.checkpoint import filesystem, metadata
-
-        if module == "torch.distributed.checkpoint.metadata" and name in _OF_METADATA:
-            return getattr(metadata, name)
-        if (module, name) == ("torch.distributed.checkpoint.filesystem", "_StorageInfo"):
-            return filesystem._StorageInfo
-        if (module, name) == ("torch", "Size"):
-            return torch.Size
-        if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            return getattr(torch, name)
-        if (module, name) == ("torch.serialization", "_get_layout"):
-            return torch.serialization._get_layout
-        if module.startswith("pathlib") and name in _PATHS:
-            return Path
-        if (module, name) == ("collections", "OrderedDict"):
-            return dict
-        raise pickle.UnpicklingError(f"GLOBAL {module}.{name} is none of DCP's classes")
-
-
-def _require_sound(metadata: object) -> None:
-    """Raise TypeError or ValueError unless nothing in it leads out of the folder."""
-    if not isinstance(metadata, Metadata):
-        raise TypeError(f"expected a Metadata, got a {type(metadata).__name__}")
-    for name, one in metadata.state_dict_metadata.items():
-        if not isinstance(name, str):
-            raise TypeError(f"expected names, got {name!r:.80}")
-        if not isinstance(one, TensorStorageMetadata | BytesStorageMetadata):
-            raise TypeError(f"{name!r:.80}: expected a tensor or bytes")
-    for info in metadata.storage_data.values():
-        file = info.relative_path
-        if type(file) is not str or "/" in file or file in ("", ".", ".."):
-            raise ValueError(f"expected names of files in the folder, got {file!r:.80}")
-    paths = metadata.planner_data
-    for keys in paths.values() if isinstance(paths, dict) else ():
-        good = isinstance(keys, tuple) and keys and all(type(k) in (str, int) for k in keys)
-        if not good:
-            raise TypeError(f"expected the keys that lead to a value, got {keys!r:.80}")

@@ -25,6 +25,7 @@ from checkfreq.formats.kinds import Ready, add_object, is_module_state
 from checkfreq.formats.stand_ins import StandIns, bytes_of
 from checkfreq.helpers.stream import PayloadStream
 from checkfreq.integrations.dcp.commit import Commit
+from checkfreq.restore.load import require_memory
 from checkfreq.restore.validation import validate_state
 from checkfreq.snapshot.layout import StateLayout
 from checkfreq.state.adapters.rng import capture_rng
@@ -102,6 +103,10 @@ def commit(state: Imported, target: Target) -> int:
     """
     _require_target(target, state.objects)
     captured = _capture(state, target.like)
+    # A few bytes may be a tensor of any size, expanded.
+    tensors = [ref.tensor for ref in captured.tensors]
+    made = (one.nbytes for one in tensors if one.nbytes > one.untyped_storage().nbytes())
+    require_memory(max(made, default=0))
     layout = StateLayout.plan(captured)
     root = user_path(target.chk_dir)
     attempt = uuid.uuid4().hex
@@ -110,11 +115,11 @@ def commit(state: Imported, target: Target) -> int:
         num_bytes = sum(file.num_bytes for file in layout.files)
         saving.begin(num_bytes=num_bytes, lock_timeout_s=_LOCK_TIMEOUT_S)
         try:
-            tensors = {(ref.stem, ref.key): ref.tensor for ref in captured.tensors}
+            by_key = {(ref.stem, ref.key): ref.tensor for ref in captured.tensors}
             files = []
             for number, file in enumerate(layout.files):
                 stem = file.name.removesuffix(".safetensors")
-                own = {one.name: tensors[stem, one.name] for one in file.tensors}
+                own = {one.name: by_key[stem, one.name] for one in file.tensors}
                 header = layout.header(number)
                 files.append(_write(saving.pending, file, header, own, state.stand_ins))
             manifest = _manifest(target.step, attempt, tuple(files), captured.objects)

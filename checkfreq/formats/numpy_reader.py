@@ -15,13 +15,14 @@ the name. Nothing is imported, called or unpickled that a checkpoint names.
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import math
 import re
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -47,6 +48,31 @@ _OF_A_RANK = re.compile(r"(?:.*\.rank-|part-)([0-9]{5,9})\.[a-z]+")
 _NEWEST_FORMAT = 4
 #: Many ranks' files lie in folders of so many ranks.
 RANKS_A_FOLDER = 64
+#: What reading a record raises that is not as docs/format.md has it.
+_DAMAGE = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError)
+_Read = TypeVar("_Read", bound=Callable[..., Any])
+
+
+class _NoTensorError(KeyError):
+    pass
+
+
+def _guarded(read: _Read) -> _Read:
+    """``read``, with ValueError in place of what a damaged or forged record makes it raise."""
+
+    @functools.wraps(read)
+    def guarded(self: Checkpoint, *args: Any, **named: Any) -> Any:
+        try:
+            return read(self, *args, **named)
+        except _NoTensorError:
+            raise
+        except (*_DAMAGE, struct.error) as error:
+            raise ValueError(
+                f"{self._place}: expected the record of a checkpoint, found one that is damaged: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+    return guarded  # type: ignore[return-value]
 
 
 class Layout(NamedTuple):
@@ -99,9 +125,9 @@ class Checkpoint:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        path = folder / "manifest.json"
-        self._take(path.read_bytes(), str(folder))
+        self._take(_contents(folder / "manifest.json"), str(folder))
 
+    @_guarded
     def _take(self, record: bytes, place: str) -> None:
         """``place``: where it is, for messages."""
         self._place = place
@@ -117,7 +143,7 @@ class Checkpoint:
         ranks: dict[str, Any] = {}
         for rank, _, digest, _ in sorted(root["parts"], key=lambda row: row[0] != root["leader"]):
             path = _located(self.folder, f"part-{rank:05d}.json")
-            part = _record(path.read_bytes(), f"{self._place}/{path.name}")
+            part = _record(_contents(path), f"{self._place}/{path.name}")
             if part["digest"] != digest:
                 raise ValueError(f"{path}: expected digest {digest}, found {part['digest']}")
             files += part["record"]["files"]
@@ -125,28 +151,33 @@ class Checkpoint:
         return {**root, "files": files, "ranks": ranks}
 
     @property
+    @_guarded
     def step(self) -> int:
         """The step it was taken at."""
         step: int = self.manifest["step"]
         return step
 
     @property
+    @_guarded
     def names(self) -> list[str]:
         """The tracked objects, "rng" and "$positions" among them."""
         own = (name for objects in self._ranks().values() for name in objects)
         return list(dict.fromkeys([*self.manifest["objects"], *own]))
 
     @property
+    @_guarded
     def ranks(self) -> list[int]:
         """The ranks that have anything of their own here; none if there was one rank."""
         return sorted(self._ranks())
 
+    @_guarded
     def object(self, name: str, rank: int = 0) -> dict[str, Any]:
         """The JSON of an object, as ``rank`` had it."""
         own = self._ranks().get(rank, {}).get(name, {})
         found: dict[str, Any] = own if "kind" in own else self.manifest["objects"].get(name, own)
         return found
 
+    @_guarded
     def dtype_of(self, name: str, key: str) -> str:
         """torch's name of a tensor's dtype: ``bfloat16``."""
         key = self._aliases(name).get(key, key)
@@ -154,8 +185,9 @@ class Checkpoint:
             if entry["name"] == key:
                 dtype: str = entry["dtype"]
                 return dtype
-        raise KeyError(f"{name} has no tensor {key!r}")
+        raise _NoTensorError(f"{name} has no tensor {key!r}")
 
+    @_guarded
     def tensors(self, name: str, rank: int = 0) -> dict[str, np.ndarray]:
         """The tensors of an object by key, tied ones under each of their names.
 
@@ -167,19 +199,25 @@ class Checkpoint:
         found.update({tied: found[key] for tied, key in aliases.items() if key in found})
         return found
 
+    @_guarded
     def tensor(self, name: str, key: str, rank: int = 0) -> np.ndarray:
         """One of `tensors`, without reading the others."""
-        key = self._aliases(name).get(key, key)
-        return self._joined(name, key, self._held(name, rank)[key])
+        key, held = self._aliases(name).get(key, key), self._held(name, rank)
+        if key not in held:
+            raise _NoTensorError(f"{name} has no tensor {key!r}")
+        return self._joined(name, key, held[key])
 
+    @_guarded
     def layouts(self, name: str, rank: int = 0) -> dict[str, Layout]:
         """What `tensors` would read, without tied names: nothing is read for it."""
         return {key: _layout(held) for key, held in self._held(name, rank).items()}
 
+    @_guarded
     def value(self, name: str, rank: int = 0) -> Any:
         """The JSON of an object with its values decoded, and arrays in place of tensors."""
         return _decode(self.object(name, rank), self.tensors(name, rank))
 
+    @_guarded
     def verify(self) -> None:
         """Read everything; ValueError for the first byte that is not what was written."""
         if not verifies:
@@ -258,16 +296,25 @@ class Checkpoint:
     def _bytes(self, file: dict[str, Any], start: int, count: int) -> bytes | bytearray:
         """Bytes of a payload file."""
         path = _located(self.folder, file["name"])
-        if Path(file["name"]).name != file["name"] or path.is_symlink():
+        if Path(file["name"]).name != file["name"] or path.is_symlink() or not path.is_file():
             raise ValueError(f"{path}: expected a regular file in the folder")
         if path.stat().st_size != file["num_bytes"]:
             raise ValueError(
                 f"{path}: expected {file['num_bytes']} bytes, found {path.stat().st_size}"
             )
+        if not 0 <= start <= start + count <= file["num_bytes"]:
+            raise ValueError(f"{path}: expected bytes of it, found {count} from {start} on")
         with path.open("rb") as stream:
             stream.seek(start)
             data: bytes = stream.read(count)
             return data
+
+
+def _contents(path: Path) -> bytes:
+    """The bytes of a file. A FIFO, which would be waited for, is refused."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: expected a regular file")
+    return path.read_bytes()
 
 
 def _located(folder: Path, name: str) -> Path:

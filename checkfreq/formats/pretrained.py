@@ -33,10 +33,9 @@ from checkfreq.formats.stand_ins import StandIns
 from checkfreq.helpers.saving import write_atomically
 from checkfreq.helpers.stream import PayloadStream
 from checkfreq.restore.found import FoundCheckpoint
-from checkfreq.snapshot.layout import SAFETENSORS_NAMES
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.saved import SavedObject
-from checkfreq.store.fileops import Kind, LocalFileOps, user_path
+from checkfreq.store.fileops import Kind, LocalFileOps, user_file, user_path
 from checkfreq.types import Json
 
 _SINGLE = "model.safetensors"
@@ -108,7 +107,7 @@ def _require_weights_alone(saved: SavedObject) -> None:
     kind = saved.field("kind")
     if kind != "module":
         raise ConfigError(f"{saved.path}: {saved.name} is of kind {kind}: expected a module")
-    unnamed = [key for key, r in saved.records.items() if r.dtype not in SAFETENSORS_NAMES]
+    unnamed = [form.name for form in forms_of(saved) if not form.is_named]
     if odd := [*saved.field("extra", {}), *unnamed]:
         raise ConfigError(
             f"{saved.path}: {saved.name} holds {', '.join(odd):.200}: expected tensors of dtypes "
@@ -214,8 +213,7 @@ def from_pretrained(
     stand_ins = StandIns()
     tensors: dict[str, Tensor] = {}
     for file in _files(source):
-        for key, form in file.forms.items():
-            tensors[key] = stand_ins.make(form.shape, form.dtype, file.reads()[key])
+        tensors |= file.stand_ins(stand_ins)
     return commit(
         Imported({name: tensors}, stand_ins=stand_ins), Target(chk_dir, step, like, overwrite)
     )
@@ -239,16 +237,18 @@ def _files(folder: Path) -> list[SafetensorsFile]:
 
 def _indexed(folder: Path, ops: LocalFileOps) -> list[SafetensorsFile]:
     path = folder / _INDEX
-    weight_map = _weight_map(path, ops.read_bytes(path, max_bytes=_MOST_INDEX_BYTES))
+    weight_map = _weight_map(path, ops.read_bytes(user_file(path), max_bytes=_MOST_INDEX_BYTES))
+    named: dict[str, set[str]] = {}
+    for key, where in weight_map.items():
+        named.setdefault(where, set()).add(key)
     files = []
-    for one in dict.fromkeys(weight_map.values()):
+    for one, keys in named.items():
         if not one.endswith(".safetensors") or "/" in one or one.startswith("."):
             raise _corrupt(path, "name of a file", "one in this folder", one)
         if not ops.exists(folder / one):
             raise _corrupt(path, "files", "all that it names", f"no {one}")
         file = SafetensorsFile.open(folder / one)
-        named = {key for key, where in weight_map.items() if where == one}
-        if differing := sorted(named ^ file.forms.keys()):
+        if differing := sorted(keys ^ file.forms.keys()):
             raise _corrupt(path, f"tensors of {one}", "those in the index", differing[:4])
         files.append(file)
     return files
@@ -256,7 +256,7 @@ def _indexed(folder: Path, ops: LocalFileOps) -> list[SafetensorsFile]:
 
 def _weight_map(path: Path, data: bytes) -> dict[str, str]:
     try:
-        found: Json = json.loads(data)["weight_map"]
+        found: Json = json.loads(data.decode())["weight_map"]
         if not all(isinstance(where, str) for where in found.values()):
             raise ValueError("expected names of files")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

@@ -1,8 +1,9 @@
 """Safetensors files: an 8-byte length, a JSON header, and the tensors one after another.
 
 A file is untrusted input: sizes are bounded before they are used, and the tensors must cover the
-rest of the file without gaps or overlaps. The format has no digests: damage inside of a tensor
-cannot be seen.
+rest of the file without gaps or overlaps. What the safetensors library refuses is refused, and a
+header that repeats a name or has fields of its own too. The format has no digests: damage inside of
+a tensor cannot be seen.
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from checkfreq.errors import CorruptCheckpointError, storage_errors
-from checkfreq.formats.stand_ins import bytes_of
+from checkfreq.formats.stand_ins import StandIns, bytes_of
 from checkfreq.helpers.stream import PayloadStream
 from checkfreq.snapshot.layout import SAFETENSORS_NAMES, safetensors_form
 from checkfreq.state.tensors import DTYPES, sizes_of
-from checkfreq.store.fileops import LocalFileOps
+from checkfreq.store.fileops import LocalFileOps, user_file
 from checkfreq.types import PAGE_BYTES, Json, round_up_to_page
 
 _DTYPES = {name: DTYPES[ours] for ours, name in SAFETENSORS_NAMES.items() if ours in DTYPES}
 #: The most that the safetensors library reads.
 _MOST_HEADER_BYTES = 100_000_000
+_SMALL_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,11 @@ class Form:
     def num_bytes(self) -> int:
         """The size of its bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_named(self) -> bool:
+        """Whether safetensors has a name for its dtype; otherwise it is written as bytes."""
+        return self.dtype is torch.uint8 or safetensors_form(self.dtype, self.shape)[0] != "U8"
 
 
 def write_tensors(
@@ -83,7 +90,8 @@ class SafetensorsFile:
 
     @classmethod
     def open(cls, path: Path) -> SafetensorsFile:
-        """Read the header. Raises CorruptCheckpointError, StorageError."""
+        """Read the header. Raises CorruptCheckpointError, StorageError, ConfigError for a FIFO."""
+        path = user_file(path)
         file = cls(path)
         with storage_errors(f"reading {path}"):
             size = LocalFileOps(path.parent).file_size(path)
@@ -95,9 +103,12 @@ class SafetensorsFile:
             file._parse(bytes(file._bytes(8, 8 + length)), 8 + length, size)
         return file
 
-    def reads(self) -> dict[str, Callable[[], Tensor]]:
-        """By name, what reads each tensor."""
-        return {name: partial(self.read, name) for name in self.forms}
+    def stand_ins(self, made_by: StandIns) -> dict[str, Tensor]:
+        """The tensors by name, of which each is read when it is needed."""
+        return {
+            name: made_by.make(form.shape, form.dtype, partial(self.read, name))
+            for name, form in self.forms.items()
+        }
 
     def read(self, name: str) -> Tensor:
         """A tensor, with memory of its own."""
@@ -112,10 +123,14 @@ class SafetensorsFile:
         return flat.view(form.dtype).reshape(form.shape)
 
     def _bytes(self, start: int, end: int) -> memoryview:
-        """The bytes from ``start`` to ``end``, by whole pages for direct I/O."""
+        """The bytes from ``start`` to ``end``, by whole pages for direct I/O.
+
+        Small ones come through the page cache: one access to the disk each would take longer.
+        """
         first = start // PAGE_BYTES * PAGE_BYTES
         buffer = memoryview(mmap.mmap(-1, round_up_to_page(end - first)))
-        file = LocalFileOps(self.path.parent).open_for_read(self.path)
+        ops = LocalFileOps(self.path.parent, direct=end - start > _SMALL_BYTES)
+        file = ops.open_for_read(self.path)
         try:
             got = file.preadinto(buffer, first)
         finally:
@@ -126,10 +141,11 @@ class SafetensorsFile:
 
     def _parse(self, text: bytes, begin: int, size: int) -> None:
         try:
-            header = json.loads(text, object_pairs_hook=_unique)
+            header = _strict_json(text)
             metadata = header.pop("__metadata__", {})
             if not all(isinstance(one, str) for one in metadata.values()):
                 raise ValueError("expected texts as metadata")
+            "".join((*header, *metadata, *metadata.values())).encode()  # no lone surrogates
             self.metadata = dict(metadata)
             spans = [self._add(name, entry, begin) for name, entry in header.items()]
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
@@ -148,7 +164,12 @@ class SafetensorsFile:
             raise ValueError(f"{name!r:.80}: expected dtype, shape and data_offsets")
         if entry["dtype"] not in _DTYPES:
             raise ValueError(f"{name!r:.80}: unknown dtype {entry['dtype']!r:.40}")
-        form = Form(name, _DTYPES[entry["dtype"]], sizes_of(entry["shape"]))
+        dtype, shape = _DTYPES[entry["dtype"]], sizes_of(entry["shape"])
+        if entry["dtype"] == "F4":  # counts halves of bytes, and torch the bytes
+            if not shape or shape[-1] % 2:
+                raise ValueError(f"{name!r:.80}: expected an even number of F4 in a row")
+            shape = (*shape[:-1], shape[-1] // 2)
+        form = Form(name, dtype, shape)
         first, last = sizes_of(entry["data_offsets"])
         if last - first != form.num_bytes:
             raise ValueError(f"{name!r:.80}: {last - first} bytes for {form.num_bytes}")
@@ -157,6 +178,25 @@ class SafetensorsFile:
 
     def _corrupt(self, check: str, expected: object, got: object) -> CorruptCheckpointError:
         return CorruptCheckpointError(str(self.path), check=check, expected=expected, got=got)
+
+
+def _strict_json(text: bytes) -> Any:
+    """JSON as the safetensors library reads it, in UTF-8 and with whole numbers alone."""
+    return json.loads(
+        text.decode(),
+        object_pairs_hook=_unique,
+        parse_int=_whole,
+        parse_float=_no_number,
+        parse_constant=_no_number,
+    )
+
+
+def _whole(text: str) -> int:
+    return _no_number(text) if text.startswith("-") else int(text)
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"expected whole numbers from 0, got {text:.40}")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

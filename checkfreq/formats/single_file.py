@@ -20,7 +20,6 @@ from checkfreq.formats.output import require_free, write_file
 from checkfreq.formats.safetensors_file import Form, SafetensorsFile, write_tensors
 from checkfreq.formats.stand_ins import StandIns
 from checkfreq.restore.found import FoundCheckpoint
-from checkfreq.snapshot.layout import SAFETENSORS_NAMES
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.saved import SavedObject
 from checkfreq.state.tensors import DTYPE_NAMES, DTYPES, sizes_of
@@ -90,7 +89,7 @@ def _unnamed(forms: list[Form]) -> dict[str, Json]:
     found = {
         form.name: [DTYPE_NAMES[form.dtype], list(form.shape)]
         for form in forms
-        if DTYPE_NAMES[form.dtype] not in SAFETENSORS_NAMES
+        if not form.is_named
     }
     return {"written_as_bytes": found} if found else {}
 
@@ -115,10 +114,7 @@ def from_safetensors(
     """
     file = SafetensorsFile.open(user_path(path))
     stand_ins = StandIns()
-    tensors = {
-        key: stand_ins.make(form.shape, form.dtype, file.reads()[key])
-        for key, form in file.forms.items()
-    }
+    tensors = file.stand_ins(stand_ins)
     content: Any = tensors
     if _OURS in file.metadata:
         content, saved_step = _ready(file, tensors, stand_ins)

@@ -14,12 +14,12 @@ from checkfreq.errors import ConfigError, CorruptCheckpointError, storage_errors
 from checkfreq.formats.exporting import ChkDir, chosen, export, names_in
 from checkfreq.formats.importing import Imported, Target, commit, entries_of
 from checkfreq.formats.output import require_free, write_file
-from checkfreq.formats.plain import from_plain, to_plain
+from checkfreq.formats.plain import MALFORMED, plain_in, to_plain
 from checkfreq.restore.apply import materialise
 from checkfreq.restore.found import FoundCheckpoint
 from checkfreq.restore.load import require_memory
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.store.fileops import user_path
+from checkfreq.store.fileops import user_file, user_path
 
 
 def to_torch_save(
@@ -80,8 +80,8 @@ def from_torch_save(
     step is there already (``overwrite`` sets it and later ones aside); CorruptCheckpointError for a
     damaged file; StateError for what cannot be kept.
     """
-    content = from_plain(_read(os.fsdecode(path)))
-    objects = entries_of(content, names=names, like=like, path=os.fsdecode(path))
+    file = str(user_file(path))
+    objects = entries_of(plain_in(_read(file), file), names=names, like=like, path=file)
     return commit(Imported(objects), Target(chk_dir, step, like, overwrite))
 
 
@@ -95,7 +95,7 @@ def _read(path: str) -> Any:
                 return torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise _refused(path, error) from None
-        except (RuntimeError, ValueError, EOFError, KeyError, TypeError, AttributeError) as error:
+        except (*MALFORMED, AssertionError, EOFError) as error:
             raise CorruptCheckpointError(
                 path,
                 check="torch.load",

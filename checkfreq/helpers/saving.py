@@ -40,8 +40,9 @@ def atomic_save(
     """``torch.save(obj, path)`` after which ``path`` is durable, and during which it is never torn.
 
     The keyword arguments are torch.save's, with its defaults. If ``path`` is a symbolic link, the
-    file that it points to is replaced. A file that is replaced hands on its permissions. There must
-    be room for both files at once. Read the file with ``torch.load``.
+    file that it points to is replaced. A file of your own that is replaced hands on its permissions
+    and its group, and one of another user nothing: the new file is yours, with the mode of the
+    umask. There must be room for both files at once. Read the file with ``torch.load``.
 
     If it fails, or is interrupted, the old file stays and the temporary one is removed. A SIGKILL
     leaves ``.NAME.HOST.PID.ID.saving``, which the next save to ``path`` on that machine removes.

@@ -31,7 +31,7 @@ from checkfreq.notices.choice import watched
 from checkfreq.persist import protocol as p
 from checkfreq.persist.exits import LastWord
 from checkfreq.persist.handover import Offer
-from checkfreq.persist.launch import worker_environment
+from checkfreq.persist.launch import own_umask, worker_environment
 from checkfreq.persist.lock import worker_of
 from checkfreq.persist.offer import Snapshot
 from checkfreq.persist.process import AdoptedWorker, ChildWorker, WorkerProcess, how_it_ended
@@ -382,6 +382,7 @@ class WorkerClient:
                 is_tree=len(self._role.group) >= config.tree_from_ranks,
                 nice=config.nice if is_adopted else None,
                 environment=worker_environment() if is_adopted else None,
+                umask=own_umask(),
             )
         )
         if self._watched.names:

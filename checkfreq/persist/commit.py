@@ -79,10 +79,12 @@ class OpenDirectory:
         """Whether this worker may go on here: a member always may."""
         return self.lock is None or self.lock.is_held()
 
-    def note_steps(self) -> None:
-        """Record which steps are there after this worker changed the directory."""
+    def note(
+        self, *, committed: int | None = None, gone: Callable[[int], bool] = lambda step: False
+    ) -> None:
+        """Record which steps this worker added to the directory, and which it took away."""
         if self.guard is not None:
-            self.guard.note_steps()
+            self.guard.note(committed=committed, gone=gone)
 
     def require_lock(self, consequence: str = "") -> None:
         """Raise PermissionError unless this worker may change the set of checkpoints."""
@@ -100,10 +102,9 @@ class OpenDirectory:
         match request:
             case p.Prune():
                 held = self.held() | self.sharing.reserve()
-                self.store.prune(step for step in request.steps if step not in held)
-                self.note_steps()
-                there = self.store.steps()
-                return tuple(step for step in request.steps if step not in there)
+                gone = self.store.prune(step for step in request.steps if step not in held)
+                self.note(gone=gone.__contains__)
+                return tuple(s for s in request.steps if s in gone or not self.store.holds(s))
             case p.AddMark():
                 self.store.add_mark(
                     request.step,
@@ -115,7 +116,7 @@ class OpenDirectory:
             case p.Quarantine():
                 self.sharing.forget()
                 self.store.quarantine(request.step, request.reason)
-                self.note_steps()
+                self.note(gone=request.step.__eq__)
             case p.Confirm():
                 self.store.note_common(request.step)
         return (request.step,)
@@ -233,7 +234,7 @@ class PersistTask:
             directory.sharing.forget()
         else:
             directory.sharing.committed(written, self._request.contents or {}, self._linked)
-        directory.note_steps()
+        directory.note(committed=pending.step, gone=lambda step: after is not None and step > after)
         self._record = manifest
         return result.kept_existing
 

@@ -40,9 +40,13 @@ class DirectoryGuard:
         self._on_retaken = on_retaken
         self._known = set(store.steps())
 
-    def note_steps(self) -> None:
-        """Record which steps are there: all of them are this run's or older."""
-        self._known = set(self._store.steps())
+    def note(self, *, committed: int | None, gone: Callable[[int], bool]) -> None:
+        """Record what this process changed: the steps that are there are this run's or older.
+
+        Without a listing of the directory, in which there may be anything.
+        """
+        added = () if committed is None else (committed,)
+        self._known = {step for step in self._known if not gone(step)}.union(added)
 
     def ensure(self) -> None:
         """Lock the directory again if need be; StorageError if that fails or is not safe."""
@@ -61,7 +65,7 @@ class DirectoryGuard:
             raise
         self._lock.remember_directory()
         before = self._known
-        self.note_steps()
+        self._known = set(self._store.steps())
         self._on_retaken(self._retaken_text(state, before), tuple(sorted(self._known)))
 
     def _make_again(self) -> None:

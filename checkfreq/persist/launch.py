@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 import xxhash
@@ -55,6 +57,15 @@ def worker_environment() -> dict[str, str]:
     """The trainer's environment without its devices, and without what changes Python's imports."""
     kept = {name: value for name, value in os.environ.items() if name not in _IMPORTING}
     return {**kept, "CUDA_VISIBLE_DEVICES": ""}
+
+
+def own_umask() -> int | None:
+    """This process's umask; None where the kernel does not show it.
+
+    ``os.umask`` would have to change it, under other threads that make files.
+    """
+    found = re.search(r"^Umask:\s*([0-7]+)$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return None if found is None else int(found[1], 8)
 
 
 _IMPORTING = ("PYTHONPATH", "PYTHONSTARTUP", "PYTHONINSPECT")

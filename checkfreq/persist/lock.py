@@ -2,13 +2,16 @@
 
 ``flock`` on ``chk_dir/.lock``: the kernel releases it when the worker ends, however it ends. The
 worker opens the file, never the trainer: a forked loader process would inherit the descriptor,
-and keep the lock as long as it runs. Readers never lock.
+and keep the lock as long as it runs. Readers never lock. The file is its owner's alone: whoever can
+open it, if only for reading, can hold the lock. A copy of the directory by hard links (``cp -al``)
+has the same file: whoever locks either next makes a new one.
 
 Removing or replacing the directory or the lock file takes the lock away: see `state`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import fcntl
@@ -18,6 +21,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from checkfreq.errors import StorageError
 from checkfreq.store.fileops import LocalFileOps
@@ -158,10 +162,22 @@ class DirectoryLock:
 
     def _try(self) -> bool:
         self.release()
-        self._fd = self._ops.open_to_lock(self._path)
+        try:
+            self._fd = self._ops.open_to_lock(self._path)
+        except PermissionError as error:
+            raise StorageError(
+                error.errno,
+                f"{error.strerror}: only its owner may lock it, since the runs in a directory are "
+                "all one user's. Copy the directory (cp -r) and train in the copy; or remove this "
+                "file, if no run of that user writes there",
+                str(self._path),
+            ) from None
         try:
             self._flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if self._has_other_names() and self._find_record() is None:
+                self._take_new_file()
+                return True
             self.release()
             return False
         except OSError as error:
@@ -187,28 +203,68 @@ class DirectoryLock:
             str(self._path),
         )
 
+    def _has_other_names(self) -> bool:
+        assert self._fd is not None
+        return os.fstat(self._fd).st_nlink > 1
+
+    def _take_new_file(self) -> None:
+        """Lock a new file in place of one that is also in another directory."""
+        fresh = self._path.with_name(f"{self._path.name}.new")
+        with contextlib.suppress(FileNotFoundError):
+            self._ops.unlink(fresh)  # left by a crash
+        fd = self._ops.open_to_lock(fresh)
+        try:
+            self._flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._ops.replace(fresh, self._path)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.release()
+        self._fd = fd
+
     def _write_holder(self, owner_pid: int) -> None:
+        if self._has_other_names():
+            self._take_new_file()
         assert self._fd is not None
         record = {"worker_pid": os.getpid(), "trainer_pid": owner_pid, "host": socket.gethostname()}
         record |= {"step": _step(), "task": os.environ.get("SLURM_PROCID")}
+        record["directory"] = self._ops.identity(self._chk_dir)[1]
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, json.dumps(record).encode(), 0)
+
+    def _find_record(self) -> dict[str, Any] | None:
+        return _record_in(self._ops, self._chk_dir, self._path)
 
     def _holder(self) -> tuple[str, bool]:
         """Who has the lock, and whether that is another task of our own step of a job."""
         try:
-            record = json.loads(self._ops.read_bytes(self._path, max_bytes=_MAX_BYTES))
+            record = self._find_record() or {}
+            worker, host = int(record["worker_pid"]), record["host"]
             holder = (
-                f"the persist worker {record['worker_pid']} of training process "
-                f"{record['trainer_pid']} on host {record['host']}"
+                f"the persist worker {worker} of training process {record['trainer_pid']} "
+                f"on host {host}"
             )
             step, task = record["step"], record["task"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             return "another process", False
+        if host != socket.gethostname():
+            holder += ", as .lock says"  # which nothing here can check
+        elif not os.path.exists(f"/proc/{worker}"):
+            return f"another process (`fuser -v {self._path}` shows it)", False
         if step is None:
             return holder, False
         is_ours = step == _step() and task != os.environ.get("SLURM_PROCID")
         return f"{holder} ({step}, task {task})", is_ours and bool(_missing_of_ranks())
+
+
+def _record_in(ops: LocalFileOps, chk_dir: Path, path: Path) -> dict[str, Any] | None:
+    """What the last holder of a directory's lock wrote; None if it held another directory's."""
+    try:
+        record = json.loads(ops.read_bytes(path, max_bytes=_MAX_BYTES))
+        is_here = record["directory"] == ops.identity(chk_dir)[1]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    return record if is_here else None
 
 
 def _step() -> str | None:
@@ -255,6 +311,6 @@ def _held_by(what: str, chk_dir: Path, *, name: str) -> int | None:
     finally:
         os.close(fd)
     try:
-        return int(json.loads(ops.read_bytes(path, max_bytes=_MAX_BYTES))[what])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return int((_record_in(ops, chk_dir, path) or {})[what])
+    except (ValueError, KeyError, TypeError):
         return None

@@ -42,7 +42,8 @@ class Open(NamedTuple):
     ``mirror``: where the leader's worker uploads to (``Mirror.to_json``); None: nowhere.
     ``keep_in_memory_s``: how long to keep the snapshots after the trainer's death.
     ``full_copy_every``: how many checkpoints may share a file. ``nice`` and
-    ``environment``: of a worker that was another trainer's; None: as it was started.
+    ``environment``: of a worker that was another trainer's; None: as it was started. ``umask``: of
+    the trainer; None: as it was started.
     ``is_tree``: the ranks' records stay files of their own.
     """
 
@@ -58,6 +59,7 @@ class Open(NamedTuple):
     full_copy_every: int = 1
     nice: int | None = None
     environment: dict[str, str] | None = None
+    umask: int | None = None
     is_tree: bool = False
 
 

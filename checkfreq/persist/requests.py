@@ -10,14 +10,16 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import threading
 import traceback
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkfreq import faults
-from checkfreq.events import Event, EventLog
+from checkfreq.events import Event, EventLog, older_generation
 from checkfreq.persist import protocol as p
 from checkfreq.persist.commit import OpenDirectory, PersistTask, task_for
 from checkfreq.persist.guard import DirectoryGuard
@@ -30,6 +32,12 @@ from checkfreq.store.joint import JointStore
 if TYPE_CHECKING:  # imported when they are needed: most workers start sooner without them
     from checkfreq.mirror.report import MirrorReport
     from checkfreq.notices.watch import News
+    from checkfreq.store.fileops import FileOps
+
+#: More than a trainer can have in flight, so more than it can have left unread.
+_MOST_UNREAD = 16
+#: Events are about a kilobyte; those of unread replies would be the last ones.
+_TAIL_BYTES = 64 << 10
 
 
 @dataclass(eq=False, slots=True)
@@ -63,6 +71,7 @@ class RequestHandler:
         self._ends_at_s: dict[str, float] = {}  # the run, says each source, by ``perf_counter``
         self._inherited: frozenset[str] = frozenset()
         self._late: list[p.Committed | p.Failed] = []
+        self._answered: deque[p.Committed] = deque(maxlen=_MOST_UNREAD)
         self._directory: OpenDirectory | None = None
         # Below: the request thread's own.
         self._asker = trainer
@@ -97,9 +106,26 @@ class RequestHandler:
             self._send(trainer, p.Opened(os.getpid()))
 
     def trainer_died(self) -> None:
-        """Finish as fast as possible: there is no training left to slow down."""
-        self._trainer.gone.set()
+        """Finish as fast as possible: there is no training left to slow down.
+
+        Records the death, and the commits that the trainer did not live to record, which it does at
+        the next boundary.
+        """
+        with self._lock:  # a commit is answered before, or recorded by the request thread
+            self._trainer.gone.set()
+            answered, directory = [*self._answered], self._directory
+            self._answered.clear()
         self._limiter.lift()
+        if directory is None or directory.lock is None:  # only the leader records
+            return
+        recorded = _tail(directory.store.ops, directory.store.root / "events.jsonl")
+        for reply in answered:
+            line = rf'"durable_monotonic_s": {re.escape(repr(reply.ended_s))}[,}}]'
+            if not re.search(line.encode(), recorded):
+                self._record_commit(reply)
+        if self._trainer.keeps:
+            step, _ = self.slots.newest() or (-1, None)
+            self.record("killed", step)
 
     def adopt(self, trainer: Trainer, *, in_flight: frozenset[str]) -> None:
         """``trainer`` has taken this worker, and knows of the attempts ``in_flight``."""
@@ -143,6 +169,19 @@ class RequestHandler:
     def record(self, kind: str, step: int, **data: object) -> None:
         """Record an event, where this worker's directory has such a log."""
         self._events.append(Event(kind, step, data))
+
+    def _record_commit(self, reply: p.Committed) -> None:
+        """Record a commit of which no trainer can."""
+        self.record(
+            "committed",
+            reply.step,
+            num_bytes=reply.num_bytes,
+            linked_bytes=reply.linked_bytes,
+            write_s=reply.write_s,
+            persist_s=reply.persist_s,
+            durable_monotonic_s=reply.ended_s,
+            after_trainer_death=True,
+        )
 
     # ---- the request thread
 
@@ -337,8 +376,10 @@ class RequestHandler:
                 task.missing_bytes(error),
             )
         if not self._note_end(task, request, reply):
-            kind = "committed" if isinstance(reply, p.Committed) else "failed"
-            self.record(kind, request.step, after_trainer_death=True)
+            if isinstance(reply, p.Committed):
+                self._record_commit(reply)
+            else:
+                self.record("failed", request.step, error=reply.message, after_trainer_death=True)
         faults.reach("worker.reply")
         self._reply(reply)
 
@@ -348,6 +389,8 @@ class RequestHandler:
         """Whether there is a trainer that will hear of it, and may fill the slot again."""
         with self._lock:
             is_heard = not self._is_orphaned()
+            if is_heard and isinstance(reply, p.Committed):
+                self._answered.append(reply)
             self.slots.ended(
                 request,
                 task.own_record,
@@ -369,3 +412,18 @@ class RequestHandler:
             if isinstance(request, p.AddMark):
                 self._uploads.marks_changed()
             self._reply(p.Done(name, steps))
+
+
+def _tail(ops: FileOps, path: Path) -> bytes:
+    """The newest lines of a log, those of the older generation included."""
+    found = b""
+    for one in (older_generation(path), path):
+        with contextlib.suppress(OSError):
+            file = ops.open_for_read(one)
+            try:
+                data = bytearray(min(file.size, _TAIL_BYTES))
+                file.preadinto(memoryview(data), file.size - len(data))
+            finally:
+                file.close()
+            found += data
+    return found

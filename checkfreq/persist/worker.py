@@ -122,6 +122,8 @@ class Worker:
             self._nice = self._nice if message.nice is None else message.nice
             if message.environment is not None:
                 _take_environment(message.environment)
+            if message.umask is not None:
+                os.umask(message.umask)
         self._handler.heard(message)
         self._jobs.put((self._trainer, message))
 

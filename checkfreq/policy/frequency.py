@@ -49,6 +49,7 @@ class Plan:
 
     interval_steps (k): iterations between checkpoint starts.
     predicted_overhead: added time, as a fraction of the time without checkpoints.
+    boundary_overhead: the part of it that boundaries add, whatever the interval.
     expected_loss_s: work that a failure destroys on average: half an interval, and the time until
         a checkpoint is durable.
     bytes_per_day: written to storage.
@@ -60,19 +61,28 @@ class Plan:
     predicted_overhead: float
     expected_loss_s: float
     bytes_per_day: float
+    boundary_overhead: float = 0.0
 
     def explain(self, max_overhead: float) -> str:
         """One line for people. The bound is left out where goodput exceeds it on purpose."""
         k = self.interval_steps
         every = "every iteration" if k == 1 else f"every {k} iterations"
         is_above = self.reason is not Reason.BUDGET and self.predicted_overhead > max_overhead
-        of_bound = "" if is_above else f" of {100 * max_overhead:.2g} %"
+        used = "" if is_above else f" of {100 * max_overhead:.2g} %"
+        used = f"{100 * self.predicted_overhead:.2g} %{used} used"
+        if self.reason is Reason.BUDGET and self.boundary_overhead > max_overhead * BOUNDARY_SHARE:
+            used += (
+                f" ({100 * self.boundary_overhead:.2g} % by boundaries, which no interval changes: "
+                "iterations are too short for this bound)"
+            )
         return (
-            f"{every}: {_WHY[self.reason]}, {100 * self.predicted_overhead:.2g} %{of_bound} used, "
+            f"{every}: {_WHY[self.reason]}, {used}, "
             f"expected loss {self.expected_loss_s:.2g} s per failure"
         )
 
 
+#: The part of the bound that boundaries use up at most; the rest is for checkpoints.
+BOUNDARY_SHARE = 0.5
 _WHY = {
     Reason.BUDGET: "bound by the overhead budget",
     Reason.STORAGE: "bound by storage",
@@ -117,13 +127,15 @@ class FrequencyPolicy:
     ) -> Plan:
         """The plan with a given interval, at these costs."""
         work_s = interval_steps * profile.iteration_s
+        boundaries = profile.boundary_s / profile.iteration_s
         return Plan(
             interval_steps=interval_steps,
             reason=reason,
             place=place,
-            predicted_overhead=profile.cost_s / work_s + profile.boundary_s / profile.iteration_s,
+            predicted_overhead=profile.cost_s / work_s + boundaries,
             expected_loss_s=work_s / 2 + profile.durable_s,
             bytes_per_day=profile.state_bytes * _DAY_S / (work_s + profile.cost_s),
+            boundary_overhead=boundaries,
         )
 
     def allowed_overhead(self, plan: Plan) -> float:
@@ -182,8 +194,8 @@ def boundary_share_s(boundary_s: float, earned_s: float) -> float:
     Where iterations are so short that boundaries would use up everything, half is left for
     checkpoints: a run without any is worse than one that exceeds its bound.
     """
-    half_s = earned_s / 2
-    return boundary_s if boundary_s < half_s else half_s
+    most_s = BOUNDARY_SHARE * earned_s
+    return boundary_s if boundary_s < most_s else most_s
 
 
 def steps_for(amount_s: float, per_step_s: float) -> int:

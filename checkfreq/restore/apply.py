@@ -164,7 +164,8 @@ def _load_all(changes: list[tuple[Fallible, Callable[[], None]]]) -> None:
     for done, (change, _) in enumerate(changes, 1):
         try:
             change.load()
-        except (CorruptCheckpointError, StorageError):  # something was read that was not asked for
+        # Something was read that was not asked for, or is not for user code.
+        except (ConfigError, CorruptCheckpointError, StorageError):
             _put_all_back(changes[:done])
             raise
         except Exception as error:
@@ -207,12 +208,15 @@ def prepare(
     rank: int = 0,
     world: int = 1,
     resumes: bool = True,
+    trusts: bool = False,
 ) -> RestorePlan:
     """Compare a checkpoint with the live objects of ``rank`` of ``world``, and change nothing.
 
     ``only`` and ``exclude`` choose tracked names, "rng", or names of iterators. ``keep`` names
     entries of optimizers and objects whose live values stand. ``resumes``: training goes on from
-    it, so that flags of modules are restored too. ``path`` is for messages.
+    it, so that flags of modules are restored too. ``trusts``: extra state goes to
+    ``set_extra_state()`` whoever wrote it; from a killed run's memory, and from the mirror of a run
+    that goes on, it does anyway. ``path`` is for messages.
 
     Raises MismatchError, which lists everything that does not fit (``strict=False``: one WARNING
     instead), ConfigError for unknown names, CorruptCheckpointError for state that makes no sense,
@@ -229,7 +233,8 @@ def prepare(
         all_positions,
         loaded.reader,
     )
-    findings = Findings(resumes=resumes)
+    is_own = loaded.is_from_memory or (resumes and loaded.remote is not None)
+    findings = Findings(resumes=resumes, strict=strict, trusts=trusts or is_own)
     kept = entries_by_object(chk, keep)
     for name in _names_to_restore(chk, loaded, rank, chosen, findings):
         saved = loaded.saved(name, path=path, rank=rank, declared=chk.per_rank)

@@ -152,6 +152,7 @@ def _outlines(manifest: Manifest, path: str) -> Iterator[_Outline]:
 def _require_module(saved: SavedObject) -> None:
     extra = saved.field("extra", {})
     _require(isinstance(extra, dict), "extra", extra)
+    _require(isinstance(codes := saved.field("extra_codes", {}), dict), "extra_codes", codes)
     if (flags := saved.json.get("flags")) is not None:  # an import has none
         for one in (flags, flags.get("first", flags)):
             for names in (one["frozen"], one["evaluating"]):

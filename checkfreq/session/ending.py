@@ -216,7 +216,8 @@ class Ending:
             self._session.positions.finish()
         if not self._progress.has_iterated and self._progress.restored_step is None:
             self._session.unseen.close(self._session.gate.attempts)
-        if self._progress.has_iterated and not self._progress.has_stopped:
+        was_begun = self._progress.has_iterated or self._progress.restored_step is not None
+        if was_begun and not self._progress.has_stopped:
             self._complete_last_boundary()
         if self._progress.is_open:
             self._session.begin(iterating=False)
@@ -229,9 +230,16 @@ class Ending:
     def _complete_last_boundary(self) -> None:
         step = self._progress.global_step
         if self._session.gate.at_boundary:
-            self._pipeline.verify()
-            self._session.make_durable("final", self._progress.requested or Marks())
-        elif not self._pipeline.is_written(step):
+            if self._progress.has_iterated:
+                self._pipeline.verify()
+                self._session.make_durable("final", self._progress.requested or Marks())
+        elif self._pipeline.is_written(step):
+            logger.warning(
+                "the last update is in no checkpoint: no boundary was passed after it, and the "
+                "newest checkpoint is of step %d. Call step() after the last update",
+                step,
+            )
+        else:
             logger.warning(
                 "the last boundary, step %d, has no checkpoint and cannot get one: an update was "
                 "attempted since, so the state is no boundary's any more. Call step() after the "

@@ -61,6 +61,7 @@ class Restoring:
             exclude=exclude,
             keep=keep,
             strict=strict,
+            trusts=self._session.config.trust_extra_state,
         )
         restored = self._load(number, self._loading(compare))
         if restored is None:

@@ -38,7 +38,7 @@ from checkfreq.state.sharers import warn_of_sharers
 from checkfreq.store.fileops import LocalFileOps
 from checkfreq.store.source import CheckpointSource
 from checkfreq.supervisor.reporter import reporter_for
-from checkfreq.types import Role
+from checkfreq.types import Objective, Role
 
 logger = logging.getLogger("checkfreq.manager")
 
@@ -150,6 +150,8 @@ class Session:
     def _record_beginning(self) -> None:
         """For readers of events: one line for each process that trains."""
         arguments, cadence = self.arguments, self.cadence
+        # An interval that the user chose keeps to no bound, and goodput exceeds it on purpose.
+        is_bound = cadence is None and self.config.objective is Objective.BOUND
         self.persistence.record(
             "began",
             self.progress.global_step,
@@ -157,7 +159,7 @@ class Session:
             host=socket.gethostname(),
             world=self.role.world,
             mode=arguments.mode.value,
-            max_overhead=arguments.max_overhead,
+            max_overhead=arguments.max_overhead if is_bound else None,
             interval_steps=None if cadence is None else cadence.interval_steps,
             fresh=arguments.fresh or None,
             running_s=self.profiler.failures.running_s or None,

@@ -102,6 +102,7 @@ class Checkpoint:
 class Outlook:
     """What the planned interval leads to. Seconds, bytes, fractions.
 
+    boundary_overhead: of the overhead, what boundaries add whatever the interval.
     mtbf_s: of the size ``num_gpus``. goodput: the part of all time that ends up as progress.
     lost_per_day_s: work that failures destroy in a day, restarts not included.
     """
@@ -112,6 +113,7 @@ class Outlook:
     interval_s: float
     reason: Reason
     overhead: float
+    boundary_overhead: float
     durable_s: float
     expected_loss_s: float
     lost_per_day_s: float
@@ -148,6 +150,7 @@ def outlook(
         interval_s=work_s,
         reason=plan.reason,
         overhead=plan.predicted_overhead,
+        boundary_overhead=plan.boundary_overhead,
         durable_s=profile.durable_s,
         expected_loss_s=plan.expected_loss_s,
         lost_per_day_s=min(DAY_S, plan.expected_loss_s * DAY_S / mtbf_s),

@@ -19,6 +19,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from checkfreq.errors import StateError
 from checkfreq.state.collector import CapturedState, TensorRef
 from checkfreq.state.tensors import DTYPE_NAMES
 from checkfreq.store.digests import piece_bytes_of, piece_bytes_of_shard
@@ -26,13 +27,15 @@ from checkfreq.store.manifest import FROZEN_ENDING
 from checkfreq.store.parts import file_name, is_frozen_stem, is_stem_of_a_rank, object_of
 from checkfreq.types import FileSpec, Json, TensorSpec, round_up_to_page
 
-#: dtype -> its name in a safetensors header. Other dtypes are stored as U8, with the last dimension
-#: multiplied by the element size; the manifest has their dtype and shape.
+#: dtype -> its name in a safetensors header, for all that the safetensors library writes. Other
+#: dtypes are stored as U8, with the last dimension multiplied by the element size; the manifest has
+#: their dtype and shape.
 SAFETENSORS_NAMES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16",
     "uint32": "U32", "int32": "I32", "uint64": "U64", "int64": "I64", "float16": "F16",
     "bfloat16": "BF16", "float32": "F32", "float64": "F64", "complex64": "C64",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ", "float4_e2m1fn_x2": "F4",
 }  # fmt: skip
 
 
@@ -173,7 +176,11 @@ def _header(refs: list[TensorRef], begins: list[int], aliases: dict[str, str]) -
             "shape": shape,
             "data_offsets": [begin, begin + num_bytes],
         }
-    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    try:
+        text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        wrong = error.object[error.start : error.end]
+        raise StateError(f"a tensor's name has {wrong!a}, which UTF-8 has not; rename it") from None
     length = round_up_to_page(8 + len(text)) - 8
     return struct.pack("<Q", length) + text.ljust(length)
 
@@ -184,7 +191,9 @@ def _alias_metadata(aliases: dict[str, str]) -> dict[str, str]:
 
 def safetensors_form(dtype: torch.dtype, shape: Sequence[int]) -> tuple[str, list[int]]:
     """Name of the dtype, and the shape, that a safetensors header has for a tensor."""
-    name = DTYPE_NAMES[dtype]
-    if name in SAFETENSORS_NAMES:
-        return SAFETENSORS_NAMES[name], list(shape)
+    name = SAFETENSORS_NAMES.get(DTYPE_NAMES[dtype])
+    if name == "F4" and shape:  # counts halves of bytes, and torch the bytes
+        return name, [*shape[:-1], 2 * shape[-1]]
+    if name not in (None, "F4"):
+        return name, list(shape)
     return "U8", [*shape[:-1], math.prod(shape[-1:]) * dtype.itemsize]

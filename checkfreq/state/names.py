@@ -100,6 +100,12 @@ class ModuleIndex:
         """True if only ``load_state_dict()`` may set the state."""
         return any(_loads_its_own_way(node.module) for node in self.nodes)
 
+    def may_resize(self, name: str) -> bool:
+        """Whether this is a buffer, and its module or one around it has loading code of users."""
+        around = [node for node in self.nodes if name.startswith(node.canonical)]
+        is_buffer = any(name == node.name(one) for node in around for one in node.module._buffers)
+        return is_buffer and any(_loads_its_own_way(node.module) for node in around)
+
     def per_rank_buffers(self) -> dict[str, torch.Tensor]:
         """By canonical name, the buffers that differ from rank to rank."""
         return {

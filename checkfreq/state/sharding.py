@@ -57,7 +57,7 @@ def require_optimizer_that_is_known(
 ) -> None:
     """Raise StateError for an optimizer that is divided among ranks without a record of how."""
     where = "torch.distributed.optim.zero_redundancy_optimizer"
-    if _is_a(optimizer, where, "ZeroRedundancyOptimizer") and _is_one_of_many():
+    if _is_a(optimizer, where, "ZeroRedundancyOptimizer"):
         raise StateError(
             f"{path}: a ZeroRedundancyOptimizer keeps a different part of the state on each rank, "
             "without a record of which; use fully_shard, which shards the optimizer's state too"

@@ -7,7 +7,6 @@ can represent is kept as a tensor too, tagged ``$ndarray``, so that it does not 
 from __future__ import annotations
 
 import functools
-import math
 import re
 import sys
 import warnings
@@ -217,8 +216,10 @@ def sizes_of(value: Json) -> tuple[int, ...]:
     """A shape; ValueError for any other JSON, and for a shape that no tensor can have."""
     if not isinstance(value, list) or not all(type(size) is int and size >= 0 for size in value):
         raise ValueError("expected a list of sizes")
-    if math.prod(max(size, 1) for size in value) >= 2**63:
-        raise ValueError("expected the shape of a tensor")
+    num_elements = 1
+    for size in value:  # no further than needed: the product of a long list may take hours
+        if size >= 2**63 or (num_elements := num_elements * max(size, 1)) >= 2**63:
+            raise ValueError("expected the shape of a tensor")
     return tuple(value)
 
 

@@ -10,7 +10,9 @@ this module, decides the order of operations. What an operation guarantees after
 A checkpoint directory is untrusted input. Entries below it are opened from a descriptor of it,
 one name at a time, and a symbolic link on the way is an error. Only regular files are read and
 written, and no more bytes are read than the caller allows. The path of the directory itself is
-the user's choice: links in it are followed. Modes are left to the umask.
+the user's choice: links in it are followed. Modes are left to the umask. A file that has another
+name, as in a copy by hard links (``cp -al``), is replaced where it would be changed: only links of
+committed payloads, which nobody changes, share their contents.
 
 Payloads are written with direct I/O, which costs a tenth of the processor time of buffered
 writes and leaves the page cache to the data loader. Where direct I/O is refused, the file is
@@ -71,6 +73,17 @@ def user_path(path: str | bytes | os.PathLike[str]) -> Path:
             'expected a path, got "": an unset variable, perhaps? "." is the working directory'
         )
     return Path(os.path.expanduser(text)).absolute()
+
+
+def user_file(path: str | bytes | os.PathLike[str]) -> Path:
+    """A file to read, as a user gave it: where links lead to.
+
+    Raises ConfigError for a FIFO, socket or device, which may have no end.
+    """
+    found = Path(os.path.realpath(user_path(path)))
+    if (kind := LocalFileOps(found.parent).kind(found)) is Kind.OTHER:
+        raise ConfigError(f"{os.fsdecode(path)} is {kind.value}: expected a regular file")
+    return found
 
 
 class PayloadFile(Protocol):
@@ -139,8 +152,8 @@ class FileOps(Protocol):
     def listdir(self, path: Path) -> list[str]:
         """Names in a directory, sorted."""
 
-    def scan(self, path: Path) -> Mapping[str, Kind]:
-        """Names in a directory, sorted, and the kind of each."""
+    def scan(self, path: Path, *, beginning: tuple[str, ...] = ("",)) -> Mapping[str, Kind]:
+        """Names in a directory that begin with one of these, sorted, and the kind of each."""
 
     def sizes(self, path: Path) -> Mapping[str, int]:
         """Names of the regular files in a directory, and the length of each in bytes."""
@@ -155,7 +168,7 @@ class FileOps(Protocol):
         """Whether the entry is a directory, a link not followed."""
 
     def file_size(self, path: Path) -> int:
-        """Length of a regular file in bytes; IsADirectoryError for a directory."""
+        """Length of a regular file in bytes; ForeignEntryError for anything else."""
 
     def read_bytes(self, path: Path, *, max_bytes: int = SMALL_FILE_BYTES) -> bytes:
         """The whole file; StorageError (EFBIG), before anything is read, if it is larger."""
@@ -179,7 +192,8 @@ class FileOps(Protocol):
     def replace(self, src: Path, dst: Path) -> None:
         """Move a file atomically, over the file or link that may be at ``dst``.
 
-        The permissions of a file that is replaced stay, and its owner where that is allowed.
+        The permissions and the group of a file that is replaced stay if it is this user's own; of
+        anybody else's nothing does, and setuid and setgid never do.
         """
 
     def link(self, src: Path, dst: Path) -> None:
@@ -239,6 +253,7 @@ class SystemCalls:
     statvfs: Callable[[int], os.statvfs_result] = os.fstatvfs
     unlink: Callable[..., None] = os.unlink
     link: Callable[..., None] = os.link
+    fchown: Callable[[int, int, int], None] = os.fchown
 
 
 class LocalFileOps:
@@ -278,13 +293,14 @@ class LocalFileOps:
         with self._folder(path, os.O_RDONLY) as folder, _naming(path):
             return sorted(os.listdir(folder))
 
-    def scan(self, path: Path) -> Mapping[str, Kind]:
+    def scan(self, path: Path, *, beginning: tuple[str, ...] = ("",)) -> Mapping[str, Kind]:
         with (
             self._folder(path, os.O_RDONLY) as folder,
             _naming(path),
             os.scandir(folder) as found,
         ):
-            return {entry.name: _kind_of(entry) for entry in sorted(found, key=_name_of)}
+            wanted = (entry for entry in found if entry.name.startswith(beginning))
+            return {entry.name: _kind_of(entry) for entry in sorted(wanted, key=_name_of)}
 
     def sizes(self, path: Path) -> Mapping[str, int]:
         sizes = {}
@@ -333,8 +349,11 @@ class LocalFileOps:
 
     def write_file(self, path: Path, data: bytes) -> None:
         with self._file(path, os.O_WRONLY | os.O_CREAT) as fd:
-            os.ftruncate(fd, 0)
-            write_all(fd, data)
+            if os.fstat(fd).st_nlink == 1:
+                os.ftruncate(fd, 0)
+                write_all(fd, data)
+                return
+        self.replace_file(path, data, sync=False)
 
     def sync_file(self, path: Path) -> None:
         with self._file(path, os.O_RDONLY) as fd:
@@ -358,7 +377,7 @@ class LocalFileOps:
             os.rename(name, new_name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
 
     def replace(self, src: Path, dst: Path) -> None:
-        if self.kind(dst) is Kind.FILE:
+        with contextlib.suppress(FileNotFoundError):
             self._adopt(src, self._status(dst))
         with self._entry(src) as (from_folder, name), self._entry(dst) as (to_folder, new_name):
             os.replace(name, new_name, src_dir_fd=from_folder, dst_dir_fd=to_folder)
@@ -375,11 +394,19 @@ class LocalFileOps:
             )
 
     def _adopt(self, path: Path, status: os.stat_result) -> None:
-        """Give a file the owner and the permissions of another, durably."""
+        """Give a file the group and the permissions of another of this user's, durably.
+
+        Whoever may write to the directory can plant a file with any mode, but not as ours.
+        """
+        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+            return
+        mode = status.st_mode & 0o777
         with self._file(path, os.O_RDONLY) as fd:
-            with contextlib.suppress(PermissionError):  # only root may give a file away
-                os.fchown(fd, status.st_uid, status.st_gid)
-            os.fchmod(fd, stat.S_IMODE(status.st_mode))
+            try:
+                self._calls.fchown(fd, -1, status.st_gid)
+            except PermissionError:  # this user has left the group: its bits are not for the next
+                mode &= ~0o070
+            os.fchmod(fd, mode)
             self._calls.fsync(fd)
 
     def point_link(self, path: Path, target: str) -> None:
@@ -413,7 +440,8 @@ class LocalFileOps:
         with contextlib.suppress(FileNotFoundError):
             self.unlink(temporary)  # left by a crash, or put there by someone
         try:
-            self.write_file(temporary, data)
+            with self._file(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+                write_all(fd, data)
             if sync:  # otherwise a power cut may leave the new name with an empty file
                 self.sync_file(temporary)
             with self._entry(path) as (folder, name):
@@ -427,7 +455,12 @@ class LocalFileOps:
         with self._file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND) as fd:
             size = os.fstat(fd).st_size
             torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
-            write_all(fd, f"{chr(10) if torn else ''}{line}\n".encode())
+            data = f"{chr(10) if torn else ''}{line}\n".encode()
+            if os.fstat(fd).st_nlink == 1:
+                write_all(fd, data)
+                return
+            before = _read_all(fd, size, size + _READ_BYTES)
+        self.replace_file(path, before + data)
 
     def free_bytes(self, path: Path) -> int:
         with self._folder(path, os.O_RDONLY) as folder, _naming(path):
@@ -447,8 +480,15 @@ class LocalFileOps:
         return _LocalRead(fd, direct, self._calls)
 
     def open_to_lock(self, path: Path) -> int:
-        """A descriptor of a small file to read, write and lock; created if it is missing."""
-        return self._open_regular(path, os.O_RDWR | os.O_CREAT)
+        """A descriptor of a small file to read, write and lock; created if it is missing.
+
+        Only its owner may open it, if that is this user: others could hold the lock for ever.
+        """
+        fd = self._open_regular(path, os.O_RDWR | os.O_CREAT, 0o600)
+        status = os.fstat(fd)
+        if status.st_uid == os.geteuid() and status.st_mode & 0o077:
+            os.fchmod(fd, 0o600)
+        return fd
 
     def bind_socket(self, path: Path, sock: socket.socket) -> None:
         """Make ``path`` a UNIX socket that only this user may connect to, in place of an old one.
@@ -525,14 +565,14 @@ class LocalFileOps:
         finally:
             os.close(fd)
 
-    def _open_regular(self, path: Path, flags: int) -> int:
+    def _open_regular(self, path: Path, flags: int, mode: int = 0o666) -> int:
         # O_NONBLOCK, since opening a FIFO would otherwise block until its other end is opened.
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with self._entry(path) as (folder, name):
             try:
-                fd = self._calls.open(name, flags, 0o666, dir_fd=folder)
+                fd = self._calls.open(name, flags, mode, dir_fd=folder)
             except OSError as error:
-                if error.errno in (errno.ELOOP, errno.ENXIO):
+                if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
                     raise _foreign(path, folder, name) from None
                 raise
             try:
@@ -716,8 +756,6 @@ def _foreign(path: Path, folder: int, name: str) -> ForeignEntryError:
 
 def _require_regular(status: os.stat_result, path: Path) -> None:
     kind = _kind(status.st_mode)
-    if kind is Kind.DIRECTORY:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if kind is not Kind.FILE:
         raise ForeignEntryError.at(path, kind.value)
 

@@ -65,6 +65,8 @@ _STEP = re.compile(r"step-([0-9]{8,18})")
 _PENDING = re.compile(r"\.tmp-([0-9]{1,18})-([A-Za-z0-9_-]{1,64})")
 _PAYLOAD = ".safetensors"
 _STALE = (".tmp-", ".trash-")
+#: How the names begin that say which steps there are: a directory may hold a million others.
+_OF_STEPS = ("step-", ".gone-")
 _GONE = re.compile(r"\.gone-([0-9]{1,18})")
 _COPY_BYTES = 8 << 20
 #: The file that `note_common` writes: a step that was committed in every directory of the run.
@@ -364,14 +366,14 @@ class CheckpointStore(CheckpointSource):
 
     def steps(self) -> list[int]:
         """Committed steps, ascending; empty if the directory does not exist."""
-        kinds = self._kinds(self.root)
+        kinds = self._kinds(self.root, beginning=_OF_STEPS)
         gone = _gone_among(kinds)
         found = {step_of(name) for name, kind in kinds.items() if kind is not Kind.LINK}
         return sorted(step for step in found if step is not None and step not in gone)
 
     def links(self) -> list[int]:
         """Steps whose directory name is a symbolic link, ascending; they are not checkpoints."""
-        kinds = self._kinds(self.root)
+        kinds = self._kinds(self.root, beginning=_OF_STEPS)
         found = {step_of(name) for name, kind in kinds.items() if kind is Kind.LINK}
         return sorted(step for step in found if step is not None)
 
@@ -718,10 +720,10 @@ class CheckpointStore(CheckpointSource):
 
     # The pieces of reading.
 
-    def _kinds(self, path: Path) -> Mapping[str, Kind]:
+    def _kinds(self, path: Path, *, beginning: tuple[str, ...] = ("",)) -> Mapping[str, Kind]:
         """The entries of a directory; none if it is missing, or is a link."""
         try:
-            return self.ops.scan(path)
+            return self.ops.scan(path, beginning=beginning)
         except (FileNotFoundError, ForeignEntryError):
             return {}
 
@@ -739,7 +741,7 @@ class CheckpointStore(CheckpointSource):
                 expected="a regular file",
                 got=error.strerror,
             ) from None
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             if not self.ops.exists(self.path(step)):
                 raise NoCheckpointError(f"{self.root} holds no checkpoint of step {step}") from None
             raise CorruptCheckpointError(

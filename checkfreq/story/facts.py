@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from checkfreq.policy.failure_rate import FailureRate
@@ -14,6 +15,8 @@ from checkfreq.story.model import TROUBLES, Loss, Note, Run, Story
 from checkfreq.types import Json, size_text
 
 _MOST_TROUBLES = 100
+#: So much of the bound on the overhead is above it, and no rounding.
+ABOVE = 1.05
 
 
 def facts(story: Story, now: Figures) -> Json:
@@ -52,8 +55,7 @@ def time_spent(story: Story) -> dict[str, float]:
         added_s = lasted_s * overhead / (1.0 + overhead)
         spent["checkpoints"] += added_s
         spent["training"] += lasted_s - added_s
-        if (before := story.before(run)) is not None:
-            spent["down"] += max(0.0, began_s - before.last_s)
+        spent["down"] += story.down_s(run)
         if (loss := story.loss(run)) is not None:
             lost_s = min(loss.work_s, spent["training"])
             spent["lost"] += lost_s
@@ -82,7 +84,8 @@ def _run(story: Story, run: Run) -> Json:
         "reached_step": run.reached_step,
         "restored_step": None if run.restore is None else run.restore.step,
         "restored_from": None if run.restore is None else run.restore.source,
-        "lost": None if loss is None else _loss(loss),
+        "lost": None if loss is None else asdict(loss),
+        "down_s": story.down_s(run),
         "num_committed": len(run.saves),
         "num_failed": run.counts["failed"],
         "num_deferred": run.counts["deferred"],
@@ -101,13 +104,12 @@ def _run(story: Story, run: Run) -> Json:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _loss(loss: Loss) -> Json:
-    return {
-        "steps": loss.steps,
-        "uncertain_steps": loss.uncertain_steps,
-        "work_s": loss.work_s,
-        "down_s": loss.down_s,
-    }
+def done_again(loss: Loss) -> str:
+    """``0 iterations``, ``41 iterations``, or ``about 60 iterations (41 to 81)``."""
+    if loss.is_exact:
+        return plural(loss.steps, "iteration")
+    between = f"({number(loss.least_steps)} to {number(loss.most_steps)})"
+    return f"about {plural(loss.steps, 'iteration')} {between}"
 
 
 def first_step(run: Run) -> int | None:

@@ -1,7 +1,8 @@
 """How often the runs of a story failed. Pure.
 
 A failure is the end of a run that nobody asked for: killed without a stop signal, or ended by an
-exception other than Ctrl-C. A killed run counts up to its last event. The latest run may go on.
+exception other than Ctrl-C. A killed run counts up to its death if its worker recorded that, else
+up to its last event. The latest run may go on.
 """
 
 from __future__ import annotations
@@ -34,4 +35,4 @@ def has_failed(run: Run, *, is_latest: bool) -> bool:
     """Whether a run ended and nobody had asked for it."""
     if run.counts["stop"] or run.ended_by in _ASKED:
         return False
-    return run.how == "failed" or (run.was_killed and not is_latest)
+    return run.how in ("failed", "killed") or not (run.how or is_latest)

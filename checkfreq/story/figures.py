@@ -10,7 +10,8 @@ import math
 from dataclasses import asdict, dataclass
 from enum import Enum
 
-from checkfreq.story.model import Run, Save, Story
+from checkfreq.persist.frames import Status
+from checkfreq.story.model import Loss, Run, Save, Story
 from checkfreq.types import Json
 
 #: No news for so many times as long as was to be expected: something is wrong.
@@ -42,6 +43,8 @@ class Figures:
     next_due_step, next_due_in_s: the next periodic checkpoint, as the interval has it.
     at_risk_steps, at_risk_s: what would be lost if the machine died now.
     expected_loss_s: what a failure costs on average, at this interval.
+    lost_steps: iterations that the kill cost, estimated, if the run is started again now.
+    memory_step: what the killed run's worker holds in memory_bytes, for memory_left_s more.
     bytes_per_s: of the last checkpoint, from its start in the worker to its commit.
     quiet_s: since the last event. The ``num_`` figures count over all runs that are recorded.
     """
@@ -72,6 +75,12 @@ class Figures:
     at_risk_steps: int | None = None
     at_risk_s: float | None = None
     expected_loss_s: float | None = None
+    lost_least_steps: int | None = None
+    lost_steps: int | None = None
+    lost_most_steps: int | None = None
+    memory_step: int | None = None
+    memory_bytes: int | None = None
+    memory_left_s: float | None = None
     uploaded_step: int | None = None
     quiet_s: float | None = None
     num_runs: int = 0
@@ -100,12 +109,18 @@ class Figures:
 
 
 def figures(
-    story: Story, *, now_s: float, is_held: bool | None, being_written_step: int | None = None
+    story: Story,
+    *,
+    now_s: float,
+    is_held: bool | None,
+    being_written_step: int | None = None,
+    memory: Status | None = None,
 ) -> Figures:
     """The figures of the latest run.
 
     ``is_held``: whether a worker has the directory; None: unknown.
     ``being_written_step``: of the temporary directory that is there.
+    ``memory``: what rank 0's worker says that it holds.
     """
     run = story.run
     if run is None:
@@ -146,10 +161,29 @@ def figures(
         max(0, step - (durable_step or 0)) if is_on else 0,
         max(0.0, now_s - since_s) if is_on else 0.0,
         _expected_loss_s(run),
-        run.uploads[-1].step if run.uploads else None,
-        max(0.0, now_s - run.last_s),
+        uploaded_step=run.uploads[-1].step if run.uploads else None,
+        quiet_s=max(0.0, now_s - run.last_s),
+        **(_after_kill(run, durable_step, memory) if state is State.KILLED else {}),
         **_totals(story, run),
     )
+
+
+def _after_kill(run: Run, durable_step: int | None, memory: Status | None) -> Json:
+    found: Json = {}
+    if memory is not None:
+        found = {
+            "memory_step": memory.step,
+            "memory_bytes": memory.num_bytes,
+            "memory_left_s": memory.left_s,
+        }
+    newest = max(durable_step or 0, 0 if memory is None else memory.step)
+    loss = Loss.of(run, newest)
+    return {
+        **found,
+        "lost_least_steps": loss.least_steps,
+        "lost_steps": loss.steps,
+        "lost_most_steps": loss.most_steps,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +201,7 @@ class _Pace:
         interval = planned or used or run.manual_interval or None
         last = _last(run)
         durable_in_s = 0.0 if last is None else (last.copy_s or 0.0) + (last.persist_s or 0.0)
-        iteration_s = run.iteration_s or _by_the_clock(run)
-        step_s = None if not iteration_s else iteration_s * (1.0 + (run.overhead or 0.0))
-        return cls(step_s, interval, durable_in_s)
+        return cls(run.step_s, interval, durable_in_s)
 
     @property
     def news_within_s(self) -> float:
@@ -191,30 +223,11 @@ def _state(run: Run, pace: _Pace, *, now_s: float, is_held: bool | None) -> Stat
 
 def _step(run: Run, pace: _Pace, *, now_s: float | None) -> tuple[int, bool]:
     """How far training is, and whether that is an estimate; ``now_s`` None: it does not go on."""
-    at_s, step = max(_known(run), default=(run.began_s, run.reached_step))
+    at_s, step = run.last_known
     if now_s is None or not pace.step_s:
         return max(step, run.reached_step), False
     on = max(0, math.floor((now_s - at_s) / pace.step_s))
     return step + on, on > 0
-
-
-def _known(run: Run) -> list[tuple[float, int]]:
-    """When which step was reached, of the latest events."""
-    last, plan = _last(run), run.plans[-1] if run.plans else None
-    places = [(run.began_s, run.first_step or (run.restore.step if run.restore else 0))]
-    if last is not None:
-        places.append((last.told_s, last.at_step or last.step))
-    if plan is not None:
-        places.append((plan.at_s, plan.step))
-    return places
-
-
-def _by_the_clock(run: Run) -> float | None:
-    """Seconds per iteration from the first to the last checkpoint, where none was measured."""
-    own = list(run.own_saves)
-    if len(own) < 2 or own[-1].step <= own[0].step:
-        return None
-    return (run.started_s(own[-1]) - run.started_s(own[0])) / (own[-1].step - own[0].step)
 
 
 def _last(run: Run) -> Save | None:

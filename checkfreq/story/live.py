@@ -1,6 +1,7 @@
 """Looks at a directory again and again: its events, its lock, what is being written there.
 
-Only reads. The lock is tried, shared, for an instant, as ``checkfreq run`` does.
+Only reads. The lock is tried, shared, for an instant, as ``checkfreq run`` does. After a kill the
+worker is asked what it holds in memory.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 import time
 from pathlib import Path
 
+from checkfreq.persist.handover import status
 from checkfreq.persist.lock import holder_of
 from checkfreq.store.fileops import LocalFileOps
 from checkfreq.store.gc_pause import gc_paused
@@ -33,11 +35,13 @@ class Live:
         """The figures now."""
         with gc_paused():  # of 100,000 events, all are kept: a third of the time went there
             self.story.add_all(self.reader.each())
+        run = self.story.run
         return figures(
             self.story,
             now_s=time.time() if now_s is None else now_s,
             is_held=is_held(self.chk_dir),
             being_written_step=self._being_written(),
+            memory=status(self.chk_dir, 0) if run is not None and run.how == "killed" else None,
         )
 
     def _being_written(self) -> int | None:

@@ -2,8 +2,9 @@
 
 A run is one process that trains (rank 0's, of many). It begins with ``began``, or with the
 ``restored`` before that; in a directory of an earlier version, or if the beginning of the file was
-replaced, with the first event there is. It ends with ``ended``; without that it was killed, or goes
-on. What a worker does after its trainer's death belongs to the run of that trainer.
+replaced, with the first event there is. It ends with ``ended``, or with ``killed``, which its
+worker records; with neither the worker was killed too, or it goes on. What a worker does after its
+trainer's death belongs to the run of that trainer.
 
 Events are data from outside: a field of the wrong type counts as missing.
 """
@@ -11,18 +12,19 @@ Events are data from outside: a field of the wrong type counts as missing.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from checkfreq.policy.failure_rate import FailureRate, rate_from
 
 #: What a worker still reports when its trainer has gone, or the manager is closed.
 _AFTERMATH = frozenset(
-    ("uploaded", "memory_kept", "memory_given_up", "mirror_failing", "mirror_refused", "pruned")
-)
+    ("killed", "memory_kept", "memory_given_up", "uploaded", "mirror_failing", "mirror_refused",
+     "pruned")
+)  # fmt: skip
 #: Troubles, and what is shown of each: the field that says it.
 _SAID_BY = {
     "failed": "error",
@@ -39,7 +41,6 @@ _SAID_BY = {
 }
 TROUBLES = ("failed", "quarantined", "worker_died", "retaken", "trouble", "mirror_failing",
             "mirror_refused", "ranks differ")  # fmt: skip
-_BOUND = re.compile(r"% of (\d+(?:\.\d+)?) % used")
 _MOST_TEXT = 2000
 
 
@@ -120,6 +121,7 @@ class Restore:
 class Run:
     """One run. ``how``: how it ended, "" if nobody said; ``ended_by``: by which exception.
 
+    ``last_s``: the last sign of its trainer, or the trainer's death if a worker recorded that.
     ``seen``: how often runs before it had failed, as it knew.
     """
 
@@ -165,11 +167,6 @@ class Run:
         return monotonic_s + self._offset_s
 
     @property
-    def was_killed(self) -> bool:
-        """Whether it did not say that it ended; it may also go on."""
-        return not self.how
-
-    @property
     def stall_s(self) -> float:
         """How long its checkpoints held training."""
         return math.fsum(save.stall_s or 0.0 for save in self.saves)
@@ -191,6 +188,28 @@ class Run:
         known += [plan.iteration_s for plan in self.plans[-1:]]
         return next((value for value in known if value), None)
 
+    @property
+    def _first(self) -> int:
+        return self.first_step or (self.restore.step if self.restore else 0)
+
+    @property
+    def last_known(self) -> tuple[float, int]:
+        """The latest instant of which an event tells how far training was, and the step."""
+        told = [(self.began_s, self._first)]
+        told += [(plan.at_s, plan.step) for plan in self.plans[-1:]]
+        own = (save for save in reversed(self.saves) if save.at_step is not None)
+        told += [(save.told_s, save.at_step or 0) for save in islice(own, 1)]
+        return max(told)
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds per iteration with its checkpoints: as measured, else by the clock."""
+        if self.iteration_s:
+            return self.iteration_s * (1.0 + (self.overhead or 0.0))
+        at_s, step = self.last_known
+        num = step - self._first
+        return (at_s - self.began_s) / num if num > 0 and at_s > self.began_s else None
+
     def add_save(self, save: Save) -> None:
         """A checkpoint is durable."""
         self.saves.append(save)
@@ -203,17 +222,45 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What the death of the run before cost. ``steps``: iterations that were done again, at least.
+    """Iterations that are done again after a run ended, and goes on from an earlier step.
 
-    It may have got further than its last event says; by ``uncertain_steps`` at most, or it would
-    have reported another checkpoint. ``work_s``: their time. ``down_s``: from its last event until
-    this run trained.
+    At least ``least_steps``, as its events tell; at most ``most_steps``, or it would have reported
+    another checkpoint. ``steps`` is the estimate: from its time of death if a worker recorded that,
+    else the middle. ``work_s``: their time.
     """
 
+    least_steps: int
     steps: int
-    uncertain_steps: int
-    work_s: float
-    down_s: float
+    most_steps: int
+    work_s: float = 0.0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the number is known."""
+        return self.least_steps == self.most_steps
+
+    @classmethod
+    def of(cls, run: Run, step: int) -> Loss:
+        """What is lost of ``run`` if training goes on from ``step``."""
+        step_s = run.step_s or 0.0
+        least = max(0, run.reached_step - step)
+        if run.how not in ("", "killed"):  # it said how far it had got
+            return cls(least, least, least, least * step_s)
+        most = least + _interval(run)
+        steps = (least + most) // 2
+        if run.how and step_s:
+            at_s, known = run.last_known
+            steps = known + int((run.last_s - at_s) / step_s) - step
+            steps = min(most, max(least, steps))
+        return cls(least, steps, most, steps * step_s)
+
+    def __add__(self, other: Loss) -> Loss:
+        return Loss(
+            self.least_steps + other.least_steps,
+            self.steps + other.steps,
+            self.most_steps + other.most_steps,
+            self.work_s + other.work_s,
+        )
 
 
 class Story:
@@ -240,7 +287,8 @@ class Story:
             return
         self.num_events += 1
         run = self._run_of(kind, step, at_s, event)
-        run.last_s = max(run.last_s, at_s)
+        if not run.how:
+            run.last_s = max(run.last_s, at_s)
         run.counts[kind] += 1
         match kind:
             case "committed":
@@ -248,7 +296,6 @@ class Story:
             case "plan":
                 run.plans.append(_plan(event, step, at_s))
                 run.reached_step = max(run.reached_step, step)
-                run.max_overhead = run.max_overhead or _bound_in(event)
             case "began":
                 _begin(run, event, step)
             case "restored":
@@ -259,6 +306,9 @@ class Story:
             case "ended":
                 run.how = _text(event, "how") or "closed"
                 run.ended_by = _text(event, "error")
+                run.reached_step = max(run.reached_step, step)
+            case "killed" if not run.how:
+                run.how = kind
                 run.reached_step = max(run.reached_step, step)
             case "finished" | "reopened":
                 run.is_finished = kind == "finished"
@@ -291,12 +341,18 @@ class Story:
         before, restore = self.before(run), run.restore
         if before is None or restore is None or restore.was_chosen:
             return None
-        steps = max(0, before.reached_step - restore.step)
-        uncertain = 0 if before.how in ("closed", "finished", "stopped") else _uncertain(before)
-        iteration_s = before.iteration_s or run.iteration_s or 0.0
-        factor = 1.0 + (before.overhead or 0.0)
-        down_s = max(0.0, restore.at_s - before.last_s)
-        return Loss(steps, uncertain, steps * iteration_s * factor, down_s)
+        return Loss.of(before, restore.step)
+
+    @property
+    def losses(self) -> list[Loss]:
+        """What was lost before each run that goes on from another."""
+        return [loss for run in self.runs if (loss := self.loss(run)) is not None]
+
+    def down_s(self, run: Run) -> float:
+        """How long nothing trained before ``run``: from the last sign of the run before."""
+        before = self.before(run)
+        began_s = run.restore.at_s if run.restore is not None else run.began_s
+        return 0.0 if before is None else max(0.0, began_s - before.last_s)
 
     def _run_of(self, kind: str, step: int, at_s: float, event: Mapping[str, Any]) -> Run:
         """The run that an event belongs to, a new one if it begins there."""
@@ -328,8 +384,8 @@ class Story:
         run.uploads.append(Upload(at_s, step, num_bytes, upload_s))
 
 
-def _uncertain(run: Run) -> int:
-    """How much further a run may have got than its last event says."""
+def _interval(run: Run) -> int:
+    """Iterations between two checkpoints of a run; 0 if nothing tells."""
     used = run.saves[-1].interval_steps if run.saves else None
     planned = run.plans[-1].interval_steps if run.plans else None
     return used or planned or run.manual_interval or 0
@@ -391,12 +447,6 @@ def _restore(event: Mapping[str, Any], step: int, at_s: float) -> Restore:
     skipped = _integer(event.get("steps_lost")) or 0
     chosen = event.get("was_chosen") is True
     return Restore(at_s, step, _text(event, "source"), skipped, chosen)
-
-
-def _bound_in(event: Mapping[str, Any]) -> float | None:
-    """The bound that a plan's explanation names: earlier versions recorded it nowhere else."""
-    found = _BOUND.search(_text(event, "explanation"))
-    return float(found[1]) / 100 if found else None
 
 
 def _number(value: object) -> float | None:

@@ -1,36 +1,42 @@
 """Reads ``events.1.jsonl`` and ``events.jsonl``: all of it, then only what was added.
 
 Whoever wrote the directory chose the lines: files are opened without following links, their sizes
-are bounded, and a line that is not one JSON object is skipped and counted. Nothing is locked and
-nothing is written, so a run that appends meanwhile does not notice.
+are bounded, and a line that is too long, or not one JSON object, is skipped and counted. Nothing is
+locked and nothing is written, so a run that appends meanwhile does not notice.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkfreq.errors import NoCheckpointError, storage_errors
+from checkfreq.errors import NoCheckpointError, StorageError, storage_errors
 from checkfreq.events import older_generation
-from checkfreq.store.fileops import LocalFileOps
+from checkfreq.store.fileops import LocalFileOps, ReadFile
 from checkfreq.types import Json
 
 NAME = "events.jsonl"
 #: Far above what `CFConfig.max_events_bytes` makes of a run; a larger file is refused.
 MOST_BYTES = 1 << 30
-_READ_BYTES = 16 << 20
+#: Read at once, and the length from which a line is skipped: no event is so long.
+_READ_BYTES = 4 << 20
 #: Lines that are parsed at once: all objects of a large file together do not fit any cache.
 _PIECE_BYTES = 256 << 10
 
 
 @dataclass(slots=True)
 class _Place:
-    """How far a file was read: which file it is, and where the next line begins."""
+    """How far a file was read: which file it is, and where the next line begins.
+
+    ``is_in_long_line``: the offset is within a line that is too long to be an event.
+    """
 
     identity: tuple[int, int]
     offset: int = 0
+    is_in_long_line: bool = False
 
 
 class EventReader:
@@ -86,29 +92,37 @@ class EventReader:
 
     def _lines(self, path: Path, place: _Place) -> Iterator[Json]:
         try:
-            data = self._read(path, place.offset)
+            file = self._ops.open_for_read(path)
         except FileNotFoundError:
             return
-        if self._identity(path) != place.identity:  # renamed just now; it is read next time
-            return
-        end = data.rfind(b"\n") + 1  # so is a line that is being written
-        place.offset += end
-        start = 0
-        while start < end:
-            stop = data.find(b"\n", min(start + _PIECE_BYTES, end) - 1) + 1
-            yield from self._parsed(data[start:stop])
-            start = stop
-
-    def _read(self, path: Path, offset: int) -> bytes:
-        if offset == 0 and self._ops.file_size(path) > _READ_BYTES:
-            return self._ops.read_bytes(path, max_bytes=MOST_BYTES)
-        file = self._ops.open_for_read(path)
         try:
-            size = max(0, min(file.size, MOST_BYTES) - offset)
-            data = bytearray(size)
-            return bytes(data[: file.preadinto(memoryview(data), offset)])
+            if file.size > MOST_BYTES:
+                text = f"expected at most {MOST_BYTES} bytes, found {file.size}"
+                raise StorageError(errno.EFBIG, text, str(path))
+            if self._identity(path) == place.identity:  # else renamed just now: read next time
+                yield from self._from(file, place)
         finally:
             file.close()
+
+    def _from(self, file: ReadFile, place: _Place) -> Iterator[Json]:
+        """What comes after ``place``, which moves along; a line that is being written is left."""
+        begun, buffer = b"", bytearray(max(0, min(_READ_BYTES, file.size - place.offset)))
+        while count := file.preadinto(memoryview(buffer), place.offset + len(begun)):
+            data = begun + buffer[:count]
+            end = data.rfind(b"\n") + 1
+            start = 0
+            if place.is_in_long_line and end:  # which ends here
+                start, place.is_in_long_line = data.find(b"\n") + 1, False
+                self.num_skipped += 1
+            place.offset += end
+            begun = data[end:]
+            if place.is_in_long_line or len(begun) >= _READ_BYTES:
+                place.offset += len(begun)
+                begun, place.is_in_long_line = b"", True
+            while start < end:
+                stop = data.find(b"\n", min(start + _PIECE_BYTES, end) - 1) + 1
+                yield from self._parsed(data[start:stop])
+                start = stop
 
     def _parsed(self, data: bytes) -> Iterator[Json]:
         lines = data.splitlines()

@@ -100,9 +100,13 @@ class FileOpsContract:
         for read in (ops.read_bytes, ops.file_size, ops.open_for_read):
             with _raises(FileNotFoundError):
                 read(root / "missing")
-        for read in (ops.read_bytes, ops.file_size):
-            with _raises(IsADirectoryError):
+        for read in (ops.read_bytes, ops.file_size, ops.open_for_read):
+            with _raises(ForeignEntryError):
                 read(root)
+        with _raises(ForeignEntryError):
+            ops.write_file(root, b"")
+        with _raises(ForeignEntryError):
+            ops.append_line(root, "")
         with _raises(FileNotFoundError):
             ops.write_file(root / "missing" / "file", b"")
 
@@ -204,7 +208,7 @@ class FileOpsContract:
             ops.link(root / "file", root / "other")
         with _raises(FileNotFoundError):
             ops.link(root / "missing", root / "b")
-        with _raises(IsADirectoryError):
+        with _raises(ForeignEntryError):
             ops.link(root / "a", root / "b")
         with _raises(ForeignEntryError):
             ops.link(root / "symbolic", root / "b")
@@ -242,6 +246,7 @@ class FileOpsContract:
             "folder": Kind.DIRECTORY,
             "link": Kind.LINK,
         }
+        assert list(ops.scan(root, beginning=("fi", "li"))) == ["file", "link"]
         assert ops.kind(root / "link") is Kind.LINK
         assert ops.kind(root / "missing") is None
         assert ops.exists(root / "link")

@@ -157,9 +157,10 @@ class CrashingFileOps:
     def listdir(self, path: Path) -> list[str]:
         return sorted(self._dir(path).entries)
 
-    def scan(self, path: Path) -> Mapping[str, Kind]:
+    def scan(self, path: Path, *, beginning: tuple[str, ...] = ("",)) -> Mapping[str, Kind]:
         entries = self._dir(path).entries
-        return {name: _KINDS[type(entries[name])] for name in sorted(entries)}
+        wanted = sorted(name for name in entries if name.startswith(beginning))
+        return {name: _KINDS[type(entries[name])] for name in wanted}
 
     def sizes(self, path: Path) -> Mapping[str, int]:
         entries = self._dir(path).entries
@@ -324,7 +325,7 @@ class CrashingFileOps:
         if node is None:
             raise _error(FileNotFoundError, errno.ENOENT, path)
         if isinstance(node, _Dir):
-            raise _error(IsADirectoryError, errno.EISDIR, path)
+            raise ForeignEntryError.at(path, Kind.DIRECTORY.value)
         if isinstance(node, _Link):
             raise ForeignEntryError.at(path, Kind.LINK.value)
         return node

@@ -6,6 +6,7 @@ Only differences that are allowed come here; all others are errors (``Position.r
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from iterators.order.position import Layout, Position
 from iterators.protocol import Adapter
@@ -17,7 +18,9 @@ LARGEST_TYPED_SEED = (1 << 32) - 1
 
 
 def log_changes(position: Position, adapter: Adapter) -> None:
-    """Log a different layout, length or tail, and a ledger that does not cover the place."""
+    """Log a different layout, length or tail, other samples, and a ledger that does not cover the
+    place."""
+    warn_of_other_samples(position.identity.samples, adapter.identity.samples)
     then, now = position.layout, adapter.layout
     if then != now and then != Layout():
         logger.info(
@@ -48,6 +51,28 @@ def log_changes(position: Position, adapter: Adapter) -> None:
             adapter.identity.tail,
             position.identity.tail,
         )
+
+
+def warn_of_other_samples(saved: Mapping[str, str], live: Mapping[str, str]) -> None:
+    """Warn if ``saved`` and ``live``, of data with one fingerprint, are not of the same samples."""
+    different = [
+        place for place, found in live.items() if not _are_same(saved.get(place, found), found)
+    ]
+    if different:
+        logger.warning(
+            "the data has the type and length of the run before, but other values in %s. If it is "
+            "split or shuffled without a seed, the run goes on on other samples than it began "
+            "with: give the split a seed, and start a new run. If the change is meant, name the "
+            "data: by a method data_fingerprint() of the dataset, or fingerprint= of the loader",
+            ", ".join(different),
+        )
+
+
+def _are_same(digest: str, other: str) -> bool:
+    """Whether two of `sample_digests` are of the same values, but for rounding."""
+    (exact, *groups), (other_exact, *others) = digest.split("."), other.split(".")
+    different = sum(a != b for a, b in zip(groups, others, strict=False))
+    return (exact, len(groups)) == (other_exact, len(others)) and 2 * different <= len(groups)
 
 
 def log_nothing_left(name: str, epochs: int) -> None:

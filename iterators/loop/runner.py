@@ -310,7 +310,10 @@ class PassRunner:
     def _state_when_left(self, limit: int | None) -> PassState:
         is_used = self._rule.is_due(self._pending, epoch_over=True)
         is_over = is_used and self._is_whole(self._cursor.used.place)
-        if is_over and self.current.has_trained(self._pending):
+        has_trained = self.current.has_trained(self._pending)
+        if self._rule.counts_batches:  # the last group may be shorter
+            has_trained |= self._rule.updated_in_group()
+        if is_over and has_trained:
             return PassState.EXHAUSTED  # left on the last batch: nothing of the epoch is missing
         return PassState.LEFT if limit is None else PassState.PAUSED
 

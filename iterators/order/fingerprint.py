@@ -3,8 +3,10 @@
 It consists of the class name and the length. For folder datasets (with ``samples`` or ``imgs``,
 pairs of path and label) it includes a digest of the paths below ``root`` and of the labels: a moved
 root is the same data, a renamed, added or relabelled file is not (0.5 s for a million paths).
-Subsets and concatenations are followed. Other datasets of the same class and length cannot be told
-apart, unless the dataset has a method ``data_fingerprint()`` or the user gives ``fingerprint=``.
+Subsets and concatenations are followed, and so is an order that a dataset holds in ``_indices``
+(those of ``datasets`` and of torch_geometric, shuffled or split). Other datasets of the same class
+and length cannot be told apart, unless the dataset has a method ``data_fingerprint()`` or the user
+gives ``fingerprint=``; see ``contents.py`` for what is noticed beyond.
 """
 
 from __future__ import annotations
@@ -26,12 +28,20 @@ def dataset_fingerprint(dataset: object, given: str | None = None) -> str:
     """
     if given is not None:
         return given
-    own = getattr(dataset, "data_fingerprint", None)
+    own = attribute(dataset, "data_fingerprint")
     if callable(own):
         return str(own())
     name = f"{type(dataset).__qualname__}:{length_or_none(dataset) or 0}"
-    parts = [part for part in (_followed(dataset), _listed(dataset)) if part]
+    parts = [one for one in (_followed(dataset), _ordered(dataset), _listed(dataset)) if one]
     return ":".join([name, *parts])
+
+
+def attribute(data: object, name: str) -> Any:
+    """The attribute; None if there is none, or code of the data's own fails to get it."""
+    try:
+        return getattr(data, name, None)
+    except Exception:  # a property of what is not loaded yet
+        return None
 
 
 def length_or_none(data: object) -> int | None:
@@ -67,14 +77,29 @@ def listing_digest(entries: Iterable[Any], prefix: str = "") -> str:
 
 def _followed(dataset: object) -> str:
     """The fingerprints of the datasets inside a subset or a concatenation."""
-    inner, indices = getattr(dataset, "dataset", None), getattr(dataset, "indices", None)
+    inner, indices = attribute(dataset, "dataset"), attribute(dataset, "indices")
     if inner is not None and indices is not None:
         chosen = np.asarray(list(indices), dtype=np.int64)
         return f"{_digest([chosen.astype('<i8').tobytes()])}({dataset_fingerprint(inner)})"
-    several = getattr(dataset, "datasets", None)
+    several = attribute(dataset, "datasets")
     if isinstance(several, (list, tuple)):
         return f"({'+'.join(dataset_fingerprint(one) for one in several)})"
     return ""
+
+
+def _ordered(dataset: object) -> str:
+    """A digest of the dataset's own ``_indices``: numbers of its samples, or a table of them."""
+    found = attribute(dataset, "_indices")
+    if callable(getattr(found, "column", None)):
+        found = found.column(0).to_numpy()
+    if length_or_none(found) is None or length_or_none(found) != length_or_none(dataset):
+        return ""
+    try:
+        order = np.asarray(found)
+    except (TypeError, ValueError):
+        return ""
+    is_order = order.ndim == 1 and order.dtype.kind in "iu"
+    return f"ordered({_digest([order.astype('<i8').tobytes()])})" if is_order else ""
 
 
 def _listed(dataset: object) -> str:
@@ -86,14 +111,14 @@ def _listed(dataset: object) -> str:
 def _entries(dataset: object) -> Sequence[Any] | None:
     """The file list of a folder dataset."""
     for name in ("samples", "imgs"):
-        entries = getattr(dataset, name, None)
+        entries = attribute(dataset, name)
         if isinstance(entries, (list, tuple)) and entries and _is_entry(entries[0]):
             return entries
     return None
 
 
 def _prefix(dataset: object) -> str:
-    root = getattr(dataset, "root", "")
+    root = attribute(dataset, "root")
     return os.path.join(os.fspath(root), "") if _is_path(root) and root else ""
 
 

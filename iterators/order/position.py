@@ -25,8 +25,9 @@ _ADVICE = {
     "algorithm": "Use the kind of loader of the interrupted run: shuffle (or do not) as it did, "
     "and give an iterable dataset the same methods (state_dict, indexed_source).",
     "n": "Restore with the dataset the checkpoint was trained on, or start a new run.",
-    "fingerprint": "The dataset was swapped, renamed or edited. If it holds the same samples in "
-    "the same order, give both runs the same fingerprint='...' (ResumableDataLoader, samplers).",
+    "fingerprint": "The dataset was swapped, renamed or edited, or it is split or shuffled without "
+    "a seed. If it holds the same samples in the same order, name it in both runs: by a method "
+    "data_fingerprint() of the dataset, or fingerprint='...' (ResumableDataLoader, samplers).",
     "seed": "Use the seed of the interrupted run.",
 }
 
@@ -36,7 +37,8 @@ class Identity:
     """Which data, in which order. A position fits only a loader of equal identity.
 
     ``n`` is the number of places in an epoch (0 for an iterable or replayed loader, which does not
-    know). ``tail`` is the policy for the last, partial batch; it may change, with a warning.
+    know). ``tail`` is the policy for the last, partial batch; it may change, with a warning, as
+    ``samples`` may, see ``sample_digests``.
     """
 
     algorithm: str
@@ -44,6 +46,7 @@ class Identity:
     fingerprint: str
     seed: int
     tail: str = "short"
+    samples: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,8 @@ class Position:
             "layout": self.layout.to_dict(),
             "states": list(self.states),
         }
+        if self.identity.samples:
+            state["samples"] = dict(self.identity.samples)
         if self.ranks:
             state["ranks"] = list(self.ranks)
         if self.left_at:
@@ -131,7 +136,7 @@ class Position:
         texts = [_text(state, name) for name in ("algorithm", "fingerprint", "tail")]
         layout = state["layout"]
         return cls(
-            Identity(texts[0], n, texts[1], numbers["seed"], texts[2]),
+            Identity(texts[0], n, texts[1], numbers["seed"], texts[2], _samples(state)),
             numbers["epoch"],
             place,
             numbers["step"],
@@ -166,7 +171,8 @@ class Position:
         parts = _one_per_share((self, *others))
         ledger = sum((part.ledger for part in parts), Ledger())
         states = tuple(state for part in parts for state in part.states)
-        return replace(self, ledger=ledger, states=states, ranks=())
+        whole = _without_own_samples((self, *others))
+        return replace(whole, ledger=ledger, states=states, ranks=())
 
 
 def merge_saved(states: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -181,13 +187,21 @@ def merge_saved(states: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         raise CorruptPositionError("there is no position of any rank to continue from")
     if all(one.layout.world == 1 for one in positions):
         are_equal = all(one == positions[0] for one in positions)
-        return positions[0].to_dict() if are_equal else None
+        return _without_own_samples(positions).to_dict() if are_equal else None
     try:
         return positions[0].merged(*positions[1:]).to_dict()
     except ValueError as error:
         raise CorruptPositionError(
             f"the positions of {len(positions)} rank(s) cannot be merged: {error}"
         ) from error
+
+
+def _without_own_samples(positions: Sequence[Position]) -> Position:
+    """The first position; without ``samples`` if each rank holds others in memory."""
+    first, *others = positions
+    if all(one.identity.samples == first.identity.samples for one in others):
+        return first
+    return replace(first, identity=replace(first.identity, samples={}))
 
 
 def _saved_by(rank: int, state: Mapping[str, Any]) -> Position:
@@ -285,6 +299,13 @@ def _ranks(state: Mapping[str, Any]) -> tuple[int, ...]:
     if not ranks or any(type(rank) is not int or rank < 0 for rank in ranks):
         raise ValueError(f"ranks must be a list of ranks, got {ranks!r}")
     return tuple(ranks)
+
+
+def _samples(state: Mapping[str, Any]) -> dict[str, str]:
+    samples = state.get("samples", {})
+    if not isinstance(samples, dict):
+        raise ValueError(f"samples must be a dictionary, got {samples!r}")
+    return {place: _text(samples, place) for place in samples}
 
 
 def _text(state: Mapping[str, Any], name: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from iterators.errors import ResumeMismatchError
+from iterators.order.contents import sample_digests
 from iterators.order.environment import length_of, sample_order
 from iterators.order.epoch import Int64, Permutation
 from iterators.order.fingerprint import dataset_fingerprint
@@ -81,6 +82,7 @@ class ResumableGroupedBatchSampler(PlaceSampler[list[int]]):
             f"{data}:groups({groups})",
             seed,
             "drop" if drop_last else "short",
+            sample_digests(dataset, fingerprint),
         )
         super().__init__(dataset, identity, num_replicas, rank)
 

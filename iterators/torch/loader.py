@@ -26,6 +26,7 @@ from iterators.order.batch_requests import (
     Delivered,
     Seeding,
 )
+from iterators.order.contents import sample_digests
 from iterators.order.environment import length_of, map_style, sample_order
 from iterators.order.epoch import EpochOrder, Int64, ListedOrder, Order, SequentialOrder
 from iterators.order.fingerprint import dataset_fingerprint, sample_name
@@ -120,6 +121,7 @@ class ResumableDataLoader(SeededAdapter):
             dataset_fingerprint(dataset, fingerprint),
             self._seed,
             tail,
+            sample_digests(dataset, fingerprint),
         )
         self._require_batches()
         self._epoch: int | None = 0

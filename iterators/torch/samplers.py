@@ -24,6 +24,8 @@ from typing import Any, TypeVar
 from torch.utils.data import Sampler
 
 from iterators.errors import IterationStateError
+from iterators.loop.restore_log import warn_of_other_samples
+from iterators.order.contents import sample_digests
 from iterators.order.environment import rank_and_world, sample_order
 from iterators.order.epoch import IDS_AT_ONCE
 from iterators.order.fingerprint import dataset_fingerprint
@@ -183,6 +185,7 @@ class PlaceSampler(Sampler[_Unit]):
 
     def _require(self, position: Position) -> None:
         position.require(self._identity)
+        warn_of_other_samples(position.identity.samples, self._identity.samples)
 
     def _begin(self, epoch: int) -> None:
         self._epoch, self._place = epoch, 0
@@ -244,7 +247,12 @@ class ResumableDistributedSampler(PlaceSampler[int]):
         name = dataset_fingerprint(dataset, fingerprint)
         tail = "drop" if drop_last else "short"
         super().__init__(
-            dataset, Identity(order.algorithm, order.n, name, seed, tail), num_replicas, rank
+            dataset,
+            Identity(
+                *(order.algorithm, order.n, name, seed, tail), sample_digests(dataset, fingerprint)
+            ),
+            num_replicas,
+            rank,
         )
         self.shuffle = shuffle
 

@@ -84,11 +84,14 @@ def read_sampling(loader: DataLoader[Any], *, seed: int | None, custom_order: bo
     if batches is None:
         found = Sampling(None, seed=seed)
         return _read_sampler(loader, loader.sampler, found, custom_order)
-    if not _is_a(batches, BatchSampler):
+    has_size = custom_order and isinstance(batches, BatchSampler) and batches.batch_size
+    if not has_size and not _is_a(batches, BatchSampler):
         raise NotResumableError(
             f"the batch sampler {type(batches).__name__} decides by its own rules which samples "
-            "form a batch, so it cannot be started in the middle of an epoch. Use "
-            "ResumableDataLoader(dataset, batch_size, order=lambda seed, epoch: ids)"
+            "form a batch, so it cannot be started in the middle of an epoch. Give the order of "
+            "the samples as a function instead, and batch_size of them in a row form a batch: "
+            "order=lambda seed, epoch: ids, of ResumableDataLoader(dataset, batch_size, ...) or "
+            "transformers' CheckFreqCallback"
         )
     found = Sampling(batches.batch_size, tail_of(batches), seed)
     return _read_sampler(loader, batches.sampler, found, custom_order)
@@ -161,8 +164,9 @@ def _read_sampler(
             return replace(found, order=drawing(sampler, num_samples))
         raise NotResumableError(
             f"the order of {_described(sampler)} cannot be entered in the middle. Give the same "
-            "order as a function: ResumableDataLoader.like(loader, order=lambda seed, epoch: ids); "
-            "to train on part of a dataset, use torch.utils.data.Subset with shuffle=True"
+            "order as a function: order=lambda seed, epoch: ids, of ResumableDataLoader.like("
+            "loader, ...) or transformers' CheckFreqCallback; to train on part of a dataset, use "
+            "torch.utils.data.Subset with shuffle=True"
         )
     if _shares(sampler) and found.tail == "short":
         _log_kept(sampler)

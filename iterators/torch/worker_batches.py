@@ -14,6 +14,7 @@ discards. The alternative, to renumber the workers, would change the ids, seeds 
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -28,6 +29,8 @@ from iterators.order.epoch import fold64
 from iterators.order.generators import PrivateGenerators
 from iterators.torch.encoding import dumps, loads
 from iterators.torch.known_streams import set_epoch
+
+logger = logging.getLogger(__name__)
 
 #: A worker that makes batches again reports progress this many times at most.
 _ROUNDS = 50
@@ -184,6 +187,7 @@ class WorkerBatches(Wrapped, IterableDataset[WorkerItem]):
     ) -> None:
         object.__setattr__(self, "_cf_dataset", dataset)
         object.__setattr__(self, "_cf_settings", settings)
+        object.__setattr__(self, "_cf_has_warned", False)
         self.seek(epoch, progress or WorkerProgress.fresh(0))
 
     def seek(self, epoch: int, progress: WorkerProgress) -> None:
@@ -206,6 +210,23 @@ class WorkerBatches(Wrapped, IterableDataset[WorkerItem]):
         if not progress.ended[worker]:
             dataset = copy.deepcopy(self._cf_dataset) if info is None else self._cf_dataset
             yield from _WorkerEpoch(dataset, self._cf_settings, epoch, worker).items(progress)
+            if info is None:
+                self._warn_if_it_counts(dataset)
+
+    def _warn_if_it_counts(self, used: Any) -> None:
+        """Warn, once, of a dataset that counts its own epochs: the copy is gone that has."""
+        dataset = self._cf_dataset
+        if self._cf_has_warned or callable(getattr(dataset, "set_epoch", None)):
+            return
+        before, after = (getattr(one, "__dict__", {}) for one in (dataset, used))
+        for name in [name for name in before if "epoch" in name and before[name] != after[name]]:
+            object.__setattr__(self, "_cf_has_warned", True)
+            logger.warning(
+                "%s counts its epochs itself: %s went from %r to %r. Each epoch starts from the "
+                "dataset as the script made it, as in a worker process, so all of them are alike. "
+                "Give it a method set_epoch(epoch), which is called at the start of each epoch",
+                type(dataset).__name__, name, before[name], after[name],
+            )  # fmt: skip
 
 
 class _WorkerEpoch:

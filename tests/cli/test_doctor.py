@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -54,7 +55,16 @@ def test_json_is_one_document_of_sections_and_the_directory_is_left_as_it_was(
     names = {one["section"]: [f["name"] for f in one["findings"]] for one in sections.values()}
     assert names["versions"] == ["versions", "system", "environment"]
     assert names["storage"] == [
-        *("file_system", "room", "rename", "lock", "hard_link", "symbolic_link", "socket"),
+        *(
+            "file_system",
+            "access",
+            "room",
+            "rename",
+            "lock",
+            "hard_link",
+            "symbolic_link",
+            "socket",
+        ),
         *("direct_io", "write_speed", "read_speed", "sync_time"),
     ]
     assert names["memory"] == [
@@ -114,6 +124,28 @@ def test_a_folder_that_cannot_be_written_is_a_problem() -> None:
 def test_memory_is_no_place_for_checkpoints() -> None:
     found = by_name(Storage(Path("/dev/shm"), num_bytes=MIB).kind())["file_system"]
     assert (found.status, found.found) == (Status.WARNING, "tmpfs")
+
+
+def test_syncs_that_reach_no_disk_are_not_called_good() -> None:
+    found = by_name(Storage(Path("/dev/shm"), num_bytes=MIB).all())["sync_time"]
+    assert found.status is Status.NOTE
+    assert "syncs reach no disk" in found.means
+
+
+def test_a_directory_that_all_may_write_to_is_a_warning(tmp_path: Path) -> None:
+    place = tmp_path / "shared" / "chk"
+    place.mkdir(parents=True)
+    access = Storage(place, num_bytes=MIB).access
+    place.chmod(0o775)
+    assert by_name(access())["access"].status is Status.GOOD
+    place.chmod(0o1777)  # files of others can be planted all the same
+    found = by_name(access())["access"]
+    assert (found.status, found.found) == (Status.WARNING, "all users may write to the directory")
+    place.chmod(0o755)
+    place.parent.chmod(0o777)
+    found = by_name(access())["access"]
+    assert found.found == "all users may write to .."
+    assert "chmod o-w" in found.mend
 
 
 def test_what_a_killed_doctor_leaves_goes_with_the_next_run(tmp_path: Path) -> None:
@@ -291,6 +323,23 @@ def test_a_page_names_no_person_machine_place_or_key(monkeypatch: pytest.MonkeyP
     ):
         assert secret not in written
     assert "cannot write DIR/x and ~/y on HOST" in written
+
+
+def test_a_page_names_no_bucket_that_an_error_of_the_store_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("obstore")
+    with socket.socket() as nobody:  # bound, and not listening: each request is refused
+        nobody.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://localhost:{nobody.getsockname()[1]}")
+        for name, value in (("ACCESS_KEY_ID", "a"), ("SECRET_ACCESS_KEY", "b"), ("REGION", "x")):
+            monkeypatch.setenv(f"AWS_{name}", value)
+        url = "s3://company-bucket/team/secret-run"
+        main(["doctor", "--mirror", url, "--page", str(tmp_path / "page.md")])
+    written = (tmp_path / "page.md").read_text()
+    assert "/BUCKET?list-type=2&prefix=PREFIX%2Fdoctor-" in written
+    assert "company-bucket" not in written
+    assert "secret-run" not in written
 
 
 def test_short_and_common_names_are_no_secrets() -> None:

@@ -77,6 +77,7 @@ def test_the_version_is_told(capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
+        (["wacth", "chk"], "got 'wacth': did you mean watch?"),
         (["burn\x1b[2J"], "expected one of ls, show, verify, "),
         (["ls", "--nothing", "x"], "--nothing"),
         (["verify", "x", "1\x1b2"], r"expected a step such as 1200, got '1\x1b2'"),
@@ -142,6 +143,15 @@ def test_the_script_for_a_shell_is_one_that_it_takes(shell: str, capsys: Capture
 def test_a_shell_that_is_unknown_gets_no_completions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_CHECKFREQ_COMPLETE", "tcsh_complete")
     assert main([]) == 1
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed_are_no_error(closed: str) -> None:
+    for words, status in (("--version", 0), ("completion bash", 0), ("burn", 2)):
+        command = f"{sys.executable} -m checkfreq.cli {words} {closed}"
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+        assert done.returncode == status
+        assert "Traceback" not in done.stderr + done.stdout
 
 
 def test_ctrl_c_ends_it_with_130_and_no_traceback(

@@ -93,7 +93,7 @@ def test_events_are_told_run_by_run(tmp_path: Path, capsys: Capture) -> None:
         "",
         "run 2",
         "training goes on from step 120 (directory); newer ones did not validate, 40 step(s) "
-        "back; lost: at least 90 iteration(s) (45.9 s of work), at most 130; 3 min since the last "
+        "back; lost: about 110 iterations (90 to 130), 56.1 s of work; 3 min since the last "
         "sign of the run before",
         "step 160 set aside in quarantine/: digest of tensor w",
         "surprise (step 121): size=7",
@@ -101,6 +101,12 @@ def test_events_are_told_run_by_run(tmp_path: Path, capsys: Capture) -> None:
         "held 12.5 ms",
         "at step 121 the run ended: finished",
     ]
+
+
+def test_a_time_that_is_no_date_is_told_as_unknown(tmp_path: Path, capsys: Capture) -> None:
+    stop = event("stop", 1, 0.0, signal="SIGTERM")
+    written(tmp_path, [{**stop, "time_unix_s": at_s} for at_s in (10**400, -1e300)])
+    assert told(capsys, tmp_path) == ["  ?  asked to stop at step 1: SIGTERM"] * 2
 
 
 def test_all_checkpoints_and_the_last_runs_alone(tmp_path: Path, capsys: Capture) -> None:

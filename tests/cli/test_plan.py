@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,21 @@ def measured(store: CheckpointStore, write: Write) -> Path:
         data = {"stall_s": stall_s, "num_bytes": 40, "linked_bytes": 8}
         log.append(Event("committed", step, data))
     return store.root
+
+
+def test_an_overhead_that_boundaries_add_is_told_from_that_of_checkpoints(
+    store: CheckpointStore, write: Write, capsys: Capture
+) -> None:
+    write(5)
+    short = replace(MEASURED, iteration_s=0.001, boundary_s=0.0001)
+    ProfileCache(store.root / "profile.json").store({"cpu": "some"}, short)
+    assert main(["plan", str(store.root)]) == 0
+    text = capsys.readouterr().out
+    assert "11.75 %" in text
+    assert (
+        "at most\n1.75 % by checkpoints, half of 3.5 %; beside them boundaries add\n"
+        "10 %, which no interval changes: iterations are too short.\n"
+    ) in text
 
 
 def test_json_is_one_document(capsys: Capture) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from checkfreq.cli import main
 from tests.cli.golden import compare
-from tests.story.made import event, many, two_runs, write
+from tests.story.made import START_S, committed, event, many, two_runs, write
 
 Capture = pytest.CaptureFixture[str]
 
@@ -31,10 +31,33 @@ def test_the_page_is_one_file_that_needs_no_other(tmp_path: Path, capsys: Captur
     page = (tmp_path / "report.html").read_text()
     assert "http" not in re.sub(r'http-equiv|xmlns[:a-z]*="[^"]*"', "", page)
     assert "<script" not in page
-    assert "41 iterations had to be done again" in page
-    for title in ("How far training is", "Overhead against its bound", "Runs", "What went wrong"):
+    assert "1 restart: about 61 iterations (41 to 81) done again." in page
+    assert "<b>about 15.7 s</b><span>work done again</span>" in page
+    assert "<b>\u26a0 1</b><span>failed checkpoints</span>" in page
+    for title in ("How far training is", "Overhead", "Runs", "What went wrong"):
         assert f"<h2>{title}</h2>" in page
     assert not re.search("#0102[0-9a-f]{2}", page)  # every colour is a variable
+
+
+def test_a_page_to_be_sent_does_not_say_where_the_directory_is_nor_whose(tmp_path: Path) -> None:
+    error = f"{tmp_path}/private/chk/step-1: no room; quota of {Path.home()}/models"
+    chk_dir = write(
+        tmp_path / "private" / "chk", [*two_runs(), event("failed", 9, START_S, error=error)]
+    )
+    assert main(["report", str(chk_dir), "--out", "a.html"]) == 0
+    page = Path("a.html").read_text()
+    assert "<h1>chk</h1>" in page
+    assert "chk/step-1: no room; quota of ~/models" in page
+    assert "private" not in page
+
+
+def test_an_overhead_above_the_bound_is_explained(tmp_path: Path) -> None:
+    above = {"costs": {"measured_overhead": 0.45, "iteration_s": 0.25}}
+    chk_dir = write(tmp_path / "chk", [*two_runs(), {**committed(200, START_S + 130), **above}])
+    assert main(["report", str(chk_dir), "--out", "a.html"]) == 0
+    page = Path("a.html").read_text()
+    assert "have added 45 %, above the 3.5 % that the bound allows" in page
+    assert "<b>\u26a0 45 %</b><span>overhead, of 3.5 % allowed</span>" in page
 
 
 @pytest.mark.parametrize("lock", [True, False])
@@ -120,3 +143,45 @@ def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path, capsys: Captu
     chk_dir = write(tmp_path / "chk", two_runs())
     assert main(["report", str(chk_dir), "--out", "none/a.html"]) == 2
     assert "report: cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["report", "report --png figures", "report --out a/b.html"])
+def test_nothing_is_written_in_the_checkpoint_directory_that_one_works_in(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    chk_dir = write(tmp_path / "chk", two_runs())
+    (chk_dir / "step-00000001" / "a").mkdir(parents=True)
+    monkeypatch.chdir(chk_dir)
+    before = sorted(chk_dir.rglob("*"))
+    assert main([*command.split(), "."]) == 2
+    assert f"is in {chk_dir}, a checkpoint directory" in capsys.readouterr().err
+    assert sorted(chk_dir.rglob("*")) == before
+
+
+@pytest.mark.parametrize("verb", ["report --out", "watch --once --textfile"])
+@pytest.mark.parametrize("name", ["step-00000001/manifest.json", "events.jsonl", "new"])
+def test_a_file_of_a_checkpoint_directory_is_not_replaced(
+    verb: str, name: str, tmp_path: Path, capsys: Capture
+) -> None:
+    chk_dir = write(tmp_path / "chk", two_runs())
+    (chk_dir / "step-00000001").mkdir()
+    (chk_dir / "step-00000001" / "manifest.json").write_text("{}")
+    (tmp_path / "way").symlink_to(chk_dir)
+    before = {path: path.read_bytes() for path in chk_dir.rglob("*") if path.is_file()}
+    for folder in (chk_dir, tmp_path / "way"):
+        assert main([*verb.split(), str(folder / name), str(chk_dir)]) == 2
+        assert "in which only runs write" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in chk_dir.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("target", ["mine", "nothing"])
+def test_a_link_that_somebody_planted_is_not_written_through(
+    target: str, tmp_path: Path, capsys: Capture
+) -> None:
+    chk_dir = write(tmp_path / "chk", two_runs())
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "report.html").symlink_to(target)
+    assert main(["report", str(chk_dir)]) == 2
+    assert "report.html is a symbolic link: expected a regular file" in capsys.readouterr().err
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not (tmp_path / "nothing").exists()

@@ -9,12 +9,16 @@ import json
 import os
 import pty
 import re
+import socket
+import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote, urlsplit
 
 import pytest
 
@@ -70,6 +74,21 @@ def test_the_terminal_view_is_what_it_was(live: Live, monkeypatch: pytest.Monkey
     compare("watch_plain", terminal.plain(now, name="chk/").splitlines())
 
 
+@pytest.mark.parametrize(("width", "height", "left"), [(40, 20, 0), (40, 8, 7), (30, 1, 11)])
+def test_a_small_window_shows_what_it_has_room_for_and_says_what_is_left_out(
+    width: int, height: int, left: int, live: Live
+) -> None:
+    from rich.console import Console
+
+    now = replace(live.look(now_s=NOW_S), num_failed_in_row=2, last_error="no room")
+    console = Console(width=width, height=height, file=io.StringIO(), force_terminal=True)
+    view = terminal.fitted(now, name="chk", console=console)
+    lines = ["".join(one.text for one in line).rstrip() for line in console.render_lines(view)]
+    assert len(lines) <= max(height, 2)
+    assert ("failing: 2 in a row: no room" in lines) == (height > 1)
+    assert lines[-1].startswith("mirror: ") if not left else f"{left} more in a larger window"
+
+
 def test_on_a_terminal_it_lives_until_it_is_interrupted(chk_dir: Path) -> None:
     shown = b""
     ours, theirs = pty.openpty()
@@ -122,9 +141,12 @@ def server(live: Live) -> Iterator[WatchServer]:
     thread.join(30)
 
 
-def ask(server: WatchServer, path: str, *, host: str = "") -> tuple[int, str, str]:
+def ask(
+    server: WatchServer, name: str, *, host: str = "", method: str = "GET", root: str | None = None
+) -> tuple[int, str, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    connection.request("GET", path, headers={"Host": host} if host else {})
+    path = (urlsplit(server.url).path if root is None else root) + name
+    connection.request(method, path, headers={"Host": host} if host else {})
     answer = connection.getresponse()
     found = answer.status, answer.headers["Content-Type"], answer.read().decode()
     connection.close()
@@ -132,23 +154,73 @@ def ask(server: WatchServer, path: str, *, host: str = "") -> tuple[int, str, st
 
 
 def test_the_server_has_a_page_the_figures_and_metrics(server: WatchServer) -> None:
-    assert ask(server, "/")[:2] == (200, "text/html; charset=utf-8")
-    status, _, text = ask(server, "/figures.json")
+    assert ask(server, "")[:2] == (200, "text/html; charset=utf-8")
+    status, _, text = ask(server, "figures.json")
     assert status == 200
     assert json.loads(text)["figures"]["last_durable_step"] == 160
-    status, kind, text = ask(server, "/metrics")
+    status, kind, text = ask(server, "metrics")
     assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
     assert 'checkfreq_last_durable_step{dir="chk/<b>"} 160' in text
-    assert ask(server, "/../events.jsonl")[0] == 404
+    assert ask(server, "events.jsonl")[0] == 404
 
 
 def test_a_request_under_the_name_of_another_host_is_refused(server: WatchServer) -> None:
-    assert ask(server, "/figures.json", host=f"evil.example:{server.port}")[0] == 403
-    assert ask(server, "/figures.json", host=f"localhost:{server.port}")[0] == 200
+    assert ask(server, "figures.json", host=f"evil.example:{server.port}")[0] == 403
+    assert ask(server, "figures.json", host=f"localhost:{server.port}")[0] == 200
 
 
-def test_the_server_listens_to_this_machine_only(server: WatchServer) -> None:
-    assert server.url == f"http://127.0.0.1:{server.port}/"
+@pytest.mark.parametrize("root", ["/", "", "/another/", "/\u00fc/"])
+@pytest.mark.parametrize("name", ["", "figures.json", "metrics"])
+def test_another_user_of_this_machine_who_does_not_know_the_address_gets_nothing(
+    server: WatchServer, root: str, name: str
+) -> None:
+    status, _, text = ask(server, name, root=quote(root, encoding="latin-1") or "/")
+    assert (status, "expected the address that watch printed" in text) == (403, True)
+
+
+def test_the_server_listens_to_this_machine_only_at_an_address_that_nobody_guesses(
+    server: WatchServer,
+) -> None:
+    assert re.fullmatch(f"http://127.0.0.1:{server.port}/[A-Za-z0-9_-]{{40,}}/", server.url)
+
+
+def test_what_asks_for_the_head_alone_gets_that(server: WatchServer) -> None:
+    assert ask(server, "metrics", method="HEAD") == (200, ask(server, "metrics")[1], "")
+
+
+def test_a_client_that_goes_away_is_no_error(server: WatchServer, capfd: Capture) -> None:
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            path = urlsplit(server.url).path
+            client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode() * 100)
+            # Close with a reset, while answers that nobody reads are on their way.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert ask(server, "figures.json")[0] == 200
+    server.close()  # waits for nobody, but what the threads say comes before
+    for thread in threading.enumerate():
+        if "process_request" in thread.name:
+            thread.join(30)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("token", ["short", "a/token-with-a-slash", ""])
+def test_a_token_of_ones_own_is_checked(
+    token: str, chk_dir: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHECKFREQ_WATCH_TOKEN", token)
+    assert main(["watch", "--http", "0", str(chk_dir)]) == 2
+    assert "CHECKFREQ_WATCH_TOKEN: expected 16 to 200 letters" in capsys.readouterr().err
+
+
+def test_a_directory_whose_name_is_no_text_can_be_watched(tmp_path: Path) -> None:
+    chk_dir = write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/na\xffme")), two_runs())
+    target = tmp_path / "checkfreq.prom"
+    assert main(["watch", "--once", "--textfile", str(target), str(chk_dir)]) == 0
+    assert "na\\\\udcffme" in target.read_text()
+    assert main(["watch", "--once", str(chk_dir)]) == 0
+    assert main(["watch", "--once", "--json", str(chk_dir)]) == 0
+    assert main(["report", str(chk_dir), "--out", str(tmp_path / "a.html")]) == 0
+    assert main(["log", str(chk_dir)]) == 0
 
 
 def test_a_port_in_use_is_an_error(server: WatchServer, chk_dir: Path, capsys: Capture) -> None:

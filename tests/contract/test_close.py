@@ -81,6 +81,50 @@ def test_an_update_after_the_last_boundary_is_not_checkpointed_and_close_says_so
     assert "no boundary" in caplog.text
 
 
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_last_update_that_no_boundary_came_after_is_named(
+    is_restored: bool, chk_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = Training()
+    if is_restored:
+        written(chk_dir, 2)
+    with managed(chk_dir, training.chk) as manager:
+        if not manager.restore():
+            training.steps(manager, 2)
+            manager.save(wait=True)
+        caplog.clear()
+        training.update(manager)
+    (said,) = caplog.messages
+    assert said.startswith("the last update is in no checkpoint: no boundary was passed after it")
+    assert "the newest checkpoint is of step 2" in said
+
+
+@pytest.mark.parametrize("done_before", [0, 1])
+def test_a_shorter_last_group_of_batches_has_its_boundary_where_the_loop_is_left_on_it(
+    done_before: int, chk_dir: Path
+) -> None:
+    """As of accumulate=2 and three batches, by a Trainer that counts its updates."""
+    training = Training()
+
+    def update_after(batches: tuple[int, ...]) -> None:
+        with managed(chk_dir, training.chk) as manager:
+            iterator = CFIterator(loader(), cf_manager=manager, accumulate=2)
+            manager.restore()
+            for (x,) in iterator:
+                training.backward(x)
+                if iterator.batch in batches:
+                    manager.weight_update()
+                    training.optimizer.zero_grad()
+                if iterator.batch == batches[-1]:
+                    break
+
+    if done_before:
+        update_after((1,))
+        assert CheckpointStore(chk_dir).steps() == [1]
+    update_after((1, 2))
+    assert CheckpointStore(chk_dir).steps()[-1] == 2
+
+
 def test_after_an_exception_only_work_in_flight_is_finished(
     chk_dir: Path, hold_worker: Hold
 ) -> None:

@@ -320,10 +320,28 @@ def test_everything_a_run_writes_has_the_modes_that_the_umask_leaves(
         str(path.relative_to(chk_dir.parent)): path.stat().st_mode & 0o777
         for path in [chk_dir, *chk_dir.rglob("*")]
     }
-    assert {"chk/.lock", "chk/events.jsonl", "chk/profile.json", "chk/marks.jsonl"} <= {*modes}
+    assert {"chk/events.jsonl", "chk/profile.json", "chk/marks.jsonl"} <= {*modes}
+    assert modes.pop("chk/.lock") == 0o600
     for name, mode in modes.items():
         is_dir = (chk_dir.parent / name).is_dir()
         assert mode == (0o777 if is_dir else 0o666) & ~umask, name
+
+
+def test_a_run_goes_on_in_its_own_files_after_a_copy_by_hard_links(chk_dir: Path) -> None:
+    backup = chk_dir.with_name("backup")
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        one(training, manager)
+        manager.save(wait=True, keep=True)
+        subprocess.run(["cp", "-al", str(chk_dir), str(backup)], check=True)
+        before = {path: path.read_bytes() for path in backup.rglob("*") if path.is_file()}
+        assert {"events.jsonl", "marks.jsonl", ".lock"} <= {path.name for path in before}
+        one(training, manager)
+        manager.save(wait=True, keep=True)
+        assert manager.all_steps() == [1, 2]
+    assert {path: path.read_bytes() for path in before} == before
+    with managed(backup, training.chk, config=config(takeover_s=0.0)) as manager:
+        assert manager.all_steps() == [1]
 
 
 def test_two_runs_that_start_at_once_do_not_share_a_directory(chk_dir: Path) -> None:

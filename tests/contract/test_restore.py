@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -629,3 +630,43 @@ def test_restoring_the_newest_after_an_older_one_sets_nothing_aside(chk_dir: Pat
         manager.save(wait=True)
     assert CheckpointStore(chk_dir).steps() == [2, 3, 4]
     assert not (chk_dir / "superseded").exists()
+
+
+class Unpickling(torch.nn.Module):
+    """Extra state is a pickle in a tensor of bytes, as TransformerEngine's is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scales = [1.0]
+
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.frombuffer(bytearray(pickle.dumps(self.scales)), dtype=torch.uint8)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.scales = pickle.loads(bytes(state.tolist()))
+
+
+def test_extra_state_that_somebody_else_saved_is_refused_until_the_user_says_otherwise(
+    chk_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs, mine, again = Unpickling(), Unpickling(), Unpickling()
+    theirs.scales = [2.0]
+    with monkeypatch.context() as stranger:
+        stranger.setenv("XDG_STATE_HOME", str(tmp_path / "stranger"))
+        with managed(chk_dir, CFCheckpoint(model=theirs)) as manager:
+            manager.save(wait=True)
+    with managed(chk_dir, CFCheckpoint(model=mine)) as manager:
+        with pytest.raises(ConfigError, match=r"^model\._extra_state is not given to set_extra"):
+            manager.restore()
+        assert mine.scales == [1.0]
+    with pytest.raises(ConfigError, match="is not given to"):
+        checkfreq.load(chk_dir, into={"model": mine})
+    trusting = config(trust_extra_state=True)
+    with managed(chk_dir, CFCheckpoint(model=mine), config=trusting) as manager:
+        assert manager.restore()
+        assert mine.scales == [2.0]
+        manager.step()
+        manager.save(wait=True)
+    with managed(chk_dir, CFCheckpoint(model=again)) as manager:
+        assert manager.restore()
+        assert again.scales == [2.0]

@@ -59,8 +59,8 @@ def run_in(chk_dir: Path, **changes: object) -> Run:
 
 
 def killed(run: Run, *, after: int = 3) -> Log:
-    """Train, and SIGKILL the trainer ``after`` some boundaries."""
-    trainer = Trainer(run)
+    """Train, and SIGKILL the trainer ``after`` some boundaries, all but the last durable."""
+    trainer = Trainer(replace(run, waits=True))
     assert trainer.read_boundaries(after)
     trainer.kill()
     assert trainer.finish() == -9
@@ -314,6 +314,27 @@ def test_the_first_checkpoint_after_a_restore_needs_no_new_memory_and_no_new_wor
         assert client._process is worker
         assert manager.stats()["num_deferred"] == 0
     assert verify_all(chk_dir)[-1] == newest.step + 1
+
+
+def test_a_worker_that_is_taken_over_makes_files_with_the_new_runs_umask(chk_dir: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        killed(run_in(chk_dir))
+        with offered(chk_dir) as offer:
+            newest = max(one.step for one in offer.body.snapshots)
+        os.umask(0o077)
+        training = Training()
+        with manager_of(chk_dir, training) as manager:
+            assert manager.restore()
+            assert isinstance(manager._persistence._client._process, AdoptedWorker)
+            training.update(manager)
+            manager.step()
+            manager.wait()
+    finally:
+        os.umask(before)
+    folder = CheckpointStore(chk_dir).path(newest + 1)
+    modes = {path.name: path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())}
+    assert set(modes.values()) == {0}, modes
 
 
 def test_a_fresh_run_has_the_memory_given_up(chk_dir: Path) -> None:

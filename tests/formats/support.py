@@ -11,7 +11,7 @@ import numpy
 import torch
 from torch import Tensor, nn
 
-from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 from tests.integrations.support import tensors_of_all_dtypes
 
 
@@ -94,9 +94,12 @@ def save(chk_dir: Path, objects: dict[str, Any] | None = None, *, steps: int = 3
 
 
 def restored(chk_dir: Path) -> dict[str, Any]:
-    """The state in other live objects, after a manager has restored it."""
+    """The state in other live objects, after a manager has restored it; who saved it is not asked,
+    since an import does not say."""
     tracked = parts(seed=1)
-    with CFManager(chk_dir, CFCheckpoint(**tracked), mode=CFMode.MANUAL, chk_freq=0) as cf_manager:
+    trusting = CFConfig(trust_extra_state=True)
+    settings: dict[str, Any] = {"mode": CFMode.MANUAL, "chk_freq": 0, "config": trusting}
+    with CFManager(chk_dir, CFCheckpoint(**tracked), **settings) as cf_manager:
         assert cf_manager.restore()
     return states_of(tracked)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 
 import checkfreq
-from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 from checkfreq.errors import ConfigError, CorruptCheckpointError
 from checkfreq.formats import from_dcp, to_dcp
 from iterators import CFIterator
@@ -70,7 +71,9 @@ def test_a_folder_of_dcps_own_writer_is_restored(tmp_path: Path) -> None:
     other = {name: one for name, one in parts(seed=1).items() if name in live}
     chk = CFCheckpoint(**other)
     from_dcp(tmp_path / "dcp", tmp_path / "chk", like=chk)
-    with CFManager(tmp_path / "chk", chk, mode=CFMode.MANUAL, chk_freq=0) as cf_manager:
+    trusting = CFConfig(trust_extra_state=True)  # an import does not say who saved what it reads
+    settings: dict[str, Any] = {"mode": CFMode.MANUAL, "chk_freq": 0, "config": trusting}
+    with CFManager(tmp_path / "chk", chk, **settings) as cf_manager:
         assert cf_manager.restore()
     assert same(states_of(other), states_of(live))
 
@@ -103,6 +106,20 @@ def test_what_torch_made_of_a_file_is_read_too(tmp_path: Path) -> None:
     torch_save_to_dcp(tmp_path / "theirs.pt", tmp_path / "dcp")
     from_dcp(tmp_path / "dcp", tmp_path / "chk")
     assert same({**checkfreq.load(tmp_path / "chk"), "rng": None}, {**content, "rng": None})
+
+
+def test_metadata_in_the_form_of_other_versions_is_read(tmp_path: Path) -> None:
+    state = {"a": torch.arange(4), "b": {1, 2}}
+    dcp.save(state, checkpoint_id=tmp_path / "dcp")
+    path = tmp_path / "dcp" / ".metadata"
+    record = pickle.loads(path.read_bytes())
+    record.state_dict_metadata = OrderedDict(record.state_dict_metadata)
+    record.state_dict_metadata["a"].chunks[0].offsets = [0]
+    record.planner_data = record.storage_meta = None
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        path.write_bytes(pickle.dumps(record, protocol))
+        from_dcp(tmp_path / "dcp", tmp_path / "chk", step=protocol)
+        assert same({**checkfreq.load(tmp_path / "chk"), "rng": None}, {**state, "rng": None})
 
 
 def test_the_place_in_the_data_and_pending_gradients_go_along(tmp_path: Path) -> None:

@@ -51,6 +51,8 @@ def test_a_file_of_the_library_becomes_a_module(tmp_path: Path) -> None:
         "none": torch.empty(0, 3),
         "bytes": torch.arange(3, dtype=torch.uint8),
         "eight": torch.arange(4).to(torch.float8_e4m3fn),
+        "scale": torch.arange(6, dtype=torch.uint8).view(torch.float8_e8m0fnu).reshape(2, 3),
+        "four": torch.arange(6, dtype=torch.uint8).view(torch.float4_e2m1fn_x2).reshape(2, 3),
         "é": torch.arange(2).cfloat(),
     }
     save_file(state, tmp_path / "theirs.safetensors", metadata={"made by": "somebody"})

@@ -24,6 +24,14 @@ def refuse_trainer(here: Rank) -> None:
     refuse(here)
 
 
+def keep_callbacks(here: Rank) -> None:
+    """Callbacks of the Trainer with a state, in two lives of a run."""
+    import tests.integrations.vision  # noqa: F401  # first
+    from tests.integrations.trainers import keep
+
+    keep(here)
+
+
 def train_accelerated(here: Rank) -> None:
     """A loop written with accelerate."""
     from tests.integrations.accelerated import train

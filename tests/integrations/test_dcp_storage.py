@@ -117,6 +117,26 @@ def test_an_object_with_a_state_dict_of_its_own_gets_it_back(tmp_path: Path) -> 
     assert same(other.state, Counter(3).state)
 
 
+def test_a_load_tells_which_save_it_reads_and_has_an_id_of_its_own(tmp_path: Path) -> None:
+    writer = CFStorageWriter(tmp_path, step=1)
+    dcp.save(nested_state(), storage_writer=writer)
+    reader = CFStorageReader(tmp_path, trust_pickle=True)
+    read = reader.read_metadata().storage_meta
+    again = CFStorageReader(tmp_path, trust_pickle=True).read_metadata().storage_meta
+    assert read is not None
+    assert again is not None
+    assert read.save_id == again.save_id == writer.storage_meta().save_id
+    assert read.save_id
+    writer.reset()
+    assert writer.storage_meta().save_id != read.save_id
+    assert read.load_id
+    assert again.load_id != read.load_id
+    reader.reset()
+    reset = reader.read_metadata().storage_meta
+    assert reset is not None
+    assert reset.load_id != read.load_id
+
+
 def test_part_of_what_was_saved_can_be_loaded(tmp_path: Path) -> None:
     save(tmp_path, nested_state())
     part = {"plain": {"int": 0}, "matrix": torch.zeros(3, 4)}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integrations.killing import Event, run_killed
-from tests.integrations.programs import refuse_trainer, train_trainer
+from tests.integrations.programs import keep_callbacks, refuse_trainer, train_trainer
 from tests.patience import slowness
 from tests.ranks.ranks import Life, run_well
 
@@ -61,3 +61,26 @@ def test_what_cannot_be_exact_is_refused_with_the_reason(tmp_path: Path) -> None
         assert part in refused[what][1]
     assert heard.last("attached") == 2
     assert heard.last("removed")
+
+
+def test_callbacks_keep_their_state_and_the_arguments_that_they_have_changed(
+    tmp_path: Path,
+) -> None:
+    heard = run_well(Life(keep_callbacks, tmp_path, 1))[0]
+    states = dict(heard.all("states"))
+    for one in (0, 1):
+        assert states[2][one] == {
+            "args": {"scale": 0.25, "factor": 0.5},
+            "attributes": {"count": 2},
+        }
+        # The factor is the script's: nothing has changed it.
+        assert states[3][one] == {
+            "args": {"scale": 0.0625, "factor": 0.25},
+            "attributes": {"count": 3},
+        }
+        # ... unless the Trainer is told to take all from the checkpoint.
+        assert states[4][one]["args"] == {"scale": 0.0625 / 4, "factor": 0.25}
+    tensors = [states[n][-1]["args"]["scale"] for n in (2, 3, 4)]
+    assert tensors == [[0.25] * 2, [0.0625] * 2, [0.0625 / 4] * 2]
+    dropped = [text for text in heard.last("heard") if "is dropped" in text]
+    assert [text.rpartition(" ")[2] for text in dropped] == ["Lacking"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import logging
 import os
 import random
 import warnings
@@ -12,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 from checkfreq import CFConfig, CFMode
 from checkfreq.errors import ConfigError
@@ -188,15 +191,86 @@ def refuse(here: Rank) -> None:
     here.send("removed", callback.manager is manager)
 
 
+class Scale(TrainerCallback, ExportableState):
+    """Changes one of its arguments, and an attribute."""
+
+    def __init__(self, scale: float = 1.0, factor: float = 0.5) -> None:
+        self.scale, self.factor, self.count = scale, factor, 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """See TrainerCallback."""
+        self.scale *= self.factor
+        self.count += 1
+
+    def state(self) -> dict[str, Any]:
+        """See ExportableState."""
+        args = {"scale": self.scale, "factor": self.factor}
+        return {"args": args, "attributes": {"count": self.count}}
+
+
+class Lacking(Scale):
+    """Is not there in a later start."""
+
+
+class Doubled(Scale):
+    """Has its argument under another name, and in another form."""
+
+    def __init__(self, scale: float = 1.0, factor: float = 0.5) -> None:
+        self.twice, self.factor, self.count = 2 * scale, factor, 0
+
+    @property
+    def scale(self) -> float:
+        """What ``Scale`` changes."""
+        return self.twice / 2
+
+    @scale.setter
+    def scale(self, value: float) -> None:
+        self.twice = 2 * value
+
+
+class Several(Scale):
+    """Has a tensor for an argument, which changes too."""
+
+    def __init__(self, scale: float = 1.0, factor: float = 0.5) -> None:
+        super().__init__(torch.full((2,), scale), torch.full((2,), factor))  # type: ignore[arg-type]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """See TrainerCallback."""
+        self.scale = self.scale * self.factor
+        self.count += 1
+
+
+def keep(here: Rank) -> None:
+    """Report with the states of callbacks after 2, 3 and 4 steps, each in objects of their own.
+
+    The script gives another factor each time, and the second time one callback less.
+    """
+    warnings.simplefilter("default")
+    heard: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("checkfreq").addHandler(handler)
+
+    def train(steps: int, *callbacks: Scale, **settings: Any) -> None:
+        checkfreq = CheckFreqCallback(here.life.folder / "kept", mode=CFMode.MANUAL, chk_freq=1)
+        _small(here, [*callbacks, checkfreq], max_steps=steps, **settings).train()
+        states = json.dumps([one.state() for one in callbacks], default=torch.Tensor.tolist)
+        here.send("states", steps, json.loads(states))
+
+    train(2, Scale(), Doubled(), Lacking(), Several())
+    train(3, Scale(factor=0.25), Doubled(factor=0.25), Several(factor=0.25))
+    train(4, Scale(), Doubled(), Several(), restore_callback_states_from_checkpoint=True)
+    here.send("heard", heard)
+
+
 def _small(here: Rank, callbacks: list[Any], **settings: Any) -> Trainer:
     args = TrainingArguments(
         output_dir=str(here.life.folder / "own"),
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
-        max_steps=2,
         save_strategy="no",
-        **settings,
+        **{"max_steps": 2, **settings},
     )
     return Trainer(Bag(), args, train_dataset=Sentences(), callbacks=callbacks)
 

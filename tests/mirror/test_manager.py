@@ -230,7 +230,7 @@ class TestUrls:
             assert (status, verb) in [(0, ["ls"]), (0, ["show", "3"]), (1, ["verify"])]
         said = capsys.readouterr().out
         assert said.count("DAMAGED") == 2
-        assert "found a FIFO, socket or device" in said
+        assert "got a FIFO, socket or device" in said
 
     def test_a_url_that_is_none_is_status_2(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["ls", "ftp://host/x"]) == 2

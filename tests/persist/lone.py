@@ -78,10 +78,12 @@ class LoneWorker:
         assert reply is not None, "the worker did not answer"
         return reply
 
-    def commit(self, step: int, **fields: object) -> None:
+    def commit(self, step: int, **fields: object) -> p.Committed:
         """Have a checkpoint made."""
         self.channel.send(request(step, **fields))
-        assert isinstance(self.next_reply(), p.Committed)
+        reply = self.next_reply()
+        assert isinstance(reply, p.Committed)
+        return reply
 
     def lose_trainer(self) -> None:
         """The trainer is killed."""

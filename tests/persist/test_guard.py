@@ -58,6 +58,24 @@ def test_a_removed_directory_is_created_again_and_reported(
     assert (chk_dir / ".lock").exists()
 
 
+def test_a_commit_does_not_list_the_directory(client: WorkerClient, chk_dir: Path) -> None:
+    os.utime(chk_dir, (1, 1))
+    client.submit(request(4))
+    assert isinstance(next_reply(client), p.Committed)
+    listed_at = chk_dir.stat().st_atime
+    os.listdir(chk_dir)
+    if chk_dir.stat().st_atime == 1:
+        pytest.skip("this file system does not note when a directory is read (noatime)")
+    assert listed_at == 1
+
+
+def test_steps_set_aside_are_not_missed_later(client: WorkerClient, chk_dir: Path) -> None:
+    client.submit(request(2)._replace(supersede_after=1))
+    assert isinstance(next_reply(client), p.Committed)
+    (chk_dir / ".lock").unlink()
+    assert "gone" not in expect_retaken(client, step=4, steps=(2,))
+
+
 def test_a_deleted_lock_file_is_locked_again(client: WorkerClient, chk_dir: Path) -> None:
     (chk_dir / ".lock").unlink()
     message = expect_retaken(client, step=4, steps=(3,))

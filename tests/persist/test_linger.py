@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 
 from checkfreq import faults
 from checkfreq.cli import main
+from checkfreq.events import Event, EventLog
 from checkfreq.persist import frames as f
 from checkfreq.persist import protocol as p
 from checkfreq.persist.frames import HandoverError, Purpose, Stage, Why
@@ -32,6 +34,9 @@ from checkfreq.persist.slots import Slots
 from checkfreq.store.fileops import LocalFileOps
 from checkfreq.store.manifest import digest_of
 from checkfreq.store.store import CheckpointStore
+from checkfreq.story.figures import State
+from checkfreq.story.live import Live
+from checkfreq.story.watch.terminal import plain
 from checkfreq.types import Role
 from tests.persist.conftest import HandMadeSlot, request
 from tests.persist.lone import (
@@ -158,6 +163,21 @@ def test_slots_that_the_trainer_was_freeing_when_it_died_are_not_touched(
 
     assert worker.wait_ended() == 0
     assert ranks_in(chk_dir) == []
+
+
+def test_a_commit_that_the_trainer_did_not_live_to_record_is_recorded_by_the_worker(
+    start: Start, chk_dir: Path
+) -> None:
+    worker = start()
+    recorded = worker.commit(7)
+    log = EventLog(chk_dir / "events.jsonl", LocalFileOps(chk_dir), max_bytes=10)
+    log.append(Event("committed", 7, {"durable_monotonic_s": recorded.ended_s}))
+    worker.commit(8)
+
+    worker.lose_trainer()
+
+    worker.offer().close()
+    assert events(chk_dir) == [("committed", 8), ("killed", 8), ("memory_kept", 8)]
 
 
 def test_the_store_sees_no_checkpoint_and_no_rubbish_in_a_socket(
@@ -437,6 +457,16 @@ def test_it_says_what_it_holds_and_for_how_long(lingering: LoneWorker, chk_dir: 
     assert (found.pid, found.step, found.stage) == (lingering.process.pid, 7, Stage.DURABLE)
     assert found.num_bytes > 0
     assert 0 < found.left_s <= 600
+
+
+def test_a_live_view_of_the_killed_run_shows_what_it_holds(
+    lingering: LoneWorker, chk_dir: Path
+) -> None:
+    now = Live(chk_dir).look()
+    assert (now.state, now.last_durable_step, now.memory_step) == (State.KILLED, 7, 7)
+    text = plain(now, name="chk")
+    assert "lost by the kill" in text
+    assert re.search(r"in memory +iteration 7, .* held for 10.0 min more", text)
 
 
 @pytest.mark.parametrize("command", ["ls", "show"])

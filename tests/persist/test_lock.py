@@ -6,14 +6,18 @@ import errno
 import fcntl
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from checkfreq.errors import ForeignEntryError, StorageError
-from checkfreq.persist.lock import DirectoryLock, LockState, LockTimeoutError
+from checkfreq.persist.lock import DirectoryLock, LockState, LockTimeoutError, holder_of
 from checkfreq.store.mounts import mount_of
+from tests.users import another_effective_user, as_another_user, public_folder
+
+DEADLINE_S = 120.0
 
 
 def acquire(
@@ -93,6 +97,100 @@ def test_a_holder_that_cannot_be_read_is_another_process(tmp_path: Path) -> None
         with pytest.raises(LockTimeoutError, match="another process"):
             acquire(second)
     first.release()
+
+
+def test_a_holder_that_ended_is_not_named(tmp_path: Path) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait(DEADLINE_S)
+    first = DirectoryLock(tmp_path)
+    acquire(first)
+    record = json.loads((tmp_path / ".lock").read_text())
+    (tmp_path / ".lock").write_text(json.dumps({**record, "worker_pid": ended.pid}))
+    with pytest.raises(LockTimeoutError, match=r"another process \(`fuser -v .*lock` shows it"):
+        acquire(DirectoryLock(tmp_path))
+    first.release()
+
+
+def test_another_user_who_may_read_the_directory_cannot_hold_its_lock() -> None:
+    with public_folder() as folder:
+        acquire(lock := DirectoryLock(folder))
+        lock.release()
+        done = as_another_user("flock", "--exclusive", str(folder / ".lock"), "echo", "locked")
+        assert "Permission denied" in done.stderr
+        assert done.stdout == ""
+
+
+def test_a_directory_in_which_another_user_trained_is_refused_with_what_to_do() -> None:
+    with public_folder(0o777) as folder:
+        acquire(lock := DirectoryLock(folder))
+        lock.release()
+        with another_effective_user(), pytest.raises(StorageError) as caught:
+            acquire(DirectoryLock(folder))
+    assert caught.value.errno == errno.EACCES
+    assert "only its owner may lock it" in str(caught.value)
+    assert "Copy the directory (cp -r)" in str(caught.value)
+
+
+def hard_linked(folder: Path, copy: Path) -> Path:
+    subprocess.run(["cp", "-al", str(folder), str(copy)], check=True, timeout=DEADLINE_S)
+    return copy
+
+
+def test_a_copy_by_hard_links_is_locked_apart_while_the_first_is_locked(tmp_path: Path) -> None:
+    chk_dir = tmp_path / "chk"
+    chk_dir.mkdir()
+    first = DirectoryLock(chk_dir)
+    acquire(first)
+    backup = hard_linked(chk_dir, tmp_path / "backup")
+    assert holder_of(chk_dir) == 4711
+    assert holder_of(backup) is None
+    second, third = DirectoryLock(backup), DirectoryLock(chk_dir)
+    acquire(second)
+    assert first.is_held()
+    assert second.is_held()
+    with pytest.raises(LockTimeoutError):
+        acquire(third)
+    assert os.listdir(backup) == [".lock"]
+    first.release()
+    second.release()
+
+
+def test_a_lock_that_is_passed_on_leaves_a_copy_by_hard_links_alone(tmp_path: Path) -> None:
+    chk_dir = tmp_path / "chk"
+    chk_dir.mkdir()
+    first = DirectoryLock(chk_dir)
+    acquire(first)
+    backup = hard_linked(chk_dir, tmp_path / "backup")
+    before = (backup / ".lock").read_bytes()
+    (chk_dir / ".lock.new").touch()  # left by a crash
+    first.note_owner(4712)
+    assert first.is_held()
+    assert holder_of(chk_dir) == 4712
+    assert (backup / ".lock").read_bytes() == before
+    with pytest.raises(LockTimeoutError):
+        acquire(DirectoryLock(chk_dir))
+    first.release()
+
+
+def test_a_lock_file_that_cannot_be_made_anew_leaves_no_descriptor_open(tmp_path: Path) -> None:
+    refused = [False]
+
+    def flock(fd: int, operation: int) -> None:
+        if refused[0]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        fcntl.flock(fd, operation)
+
+    lock = DirectoryLock(tmp_path, flock=flock)
+    acquire(lock)
+    os.link(tmp_path / ".lock", tmp_path / "other")
+    before = os.listdir("/proc/self/fd")
+    refused[0] = True
+    with pytest.raises(OSError, match="Input/output error"):
+        lock.note_owner(4712)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    refused[0] = False
+    assert lock.is_held()
+    lock.release()
 
 
 def test_a_replaced_or_removed_lock_file_is_noticed(tmp_path: Path) -> None:

@@ -130,6 +130,14 @@ def test_a_plan_explains_itself_in_a_line() -> None:
     assert often.explain(0.05).startswith("every iteration: nothing in the way, 0 % of 5 % used")
 
 
+def test_a_plan_says_that_boundaries_alone_break_the_bound() -> None:
+    plan = policy(0.035).plan(profile(boundary_s=0.25))
+    assert plan.explain(0.035).startswith(
+        "every 58 iterations: bound by the overhead budget, 27 % of 3.5 % used (25 % by "
+        "boundaries, which no interval changes: iterations are too short for this bound)"
+    )
+
+
 def test_a_plan_for_goodput_above_the_bound_does_not_call_it_a_part_of_the_bound() -> None:
     plan = policy(mtbf_s=200.0, objective=Objective.GOODPUT).plan(profile(persist_s=1.0))
     assert plan.explain(0.05).startswith(

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def offered(folder: Path, local: bool, rank: int) -> Offer:
 
 def killed(life: Life) -> list[Heard]:
     """A life in which all trainers are killed once all know of a durable step."""
-    with Ranks(life) as ranks:
+    with Ranks(replace(life, settings={**life.settings, "waits": True})) as ranks:
         ranks.read_until(lambda: all(len(one.all("boundary")) > 3 for one in ranks.heard))
         ranks.kill()
         return ranks.finish()

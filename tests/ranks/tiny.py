@@ -142,6 +142,8 @@ def train(rank: Rank) -> None:
             tiny.update(manager)
             rank.send("boundary", manager.global_step + 1, tiny.bits())
             manager.step()
+            if rank.settings.get("waits"):
+                manager.wait()
             if manager.stats()["last_durable_step"] != durable:
                 durable = manager.stats()["last_durable_step"]
                 rank.send("durable", durable)

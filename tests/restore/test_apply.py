@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
 from checkfreq.restore.apply import materialise
 from checkfreq.restore.found import FoundCheckpoint
 from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.origin import code_of
 from tests.restore.memory import MemoryReader
 from tests.state.support import Record, bits, plan, restore, state_bits, take
 
@@ -413,6 +416,33 @@ class WithExtra(nn.Module):
         self.extra = state
 
 
+class Unpickling(nn.Module):
+    """Extra state is a pickle in a tensor of bytes, as TransformerEngine's is."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__()
+        self.value = value
+
+    def get_extra_state(self) -> torch.Tensor:
+        return torch.frombuffer(bytearray(pickle.dumps(self.value)), dtype=torch.uint8)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.value = pickle.loads(bytes(state.tolist()))
+
+
+class Planted:
+    """Counts how often its pickle was loaded."""
+
+    num_run = 0
+
+    @classmethod
+    def run(cls) -> None:
+        cls.num_run += 1
+
+    def __reduce__(self) -> Any:
+        return Planted.run, ()
+
+
 class Renaming(nn.Linear):
     """Saves and loads in a way of its own."""
 
@@ -423,6 +453,38 @@ class Renaming(nn.Linear):
         packed = state[prefix + "packed"]
         self.weight = nn.Parameter(packed[:, :-1])
         self.bias = nn.Parameter(packed[:, -1])
+
+
+class GrowsByMethod(nn.Module):
+    """A buffer that grows, which its own loading code resizes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2))
+        self.resize = self._resize
+        self.seen: Tensor
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = torch.cat([self.seen, x])
+        return x
+
+    def _resize(self, state: Any, prefix: str, *args: Any) -> None:
+        self.seen = torch.empty_like(state[prefix + "seen"])
+
+    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
+        self.resize(state, prefix)
+        super()._load_from_state_dict(state, prefix, *args, **kwargs)
+
+
+class GrowsByHook(GrowsByMethod):
+    """The same by a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_pre_hook(lambda module, *args: module.resize(*args))
+
+    _load_from_state_dict = nn.Module._load_from_state_dict
 
 
 class TestModules:
@@ -453,6 +515,67 @@ class TestModules:
             plan(CFCheckpoint(m=live), take(CFCheckpoint(m=saved))).apply()
         assert bits(live.state_dict()) == before
 
+    @pytest.mark.parametrize("hooked", [False, True])
+    def test_extra_state_of_a_stranger_reaches_no_code_of_the_users(
+        self, hooked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Planted, "num_run", 0)
+        with monkeypatch.context() as stranger:
+            stranger.setenv("XDG_STATE_HOME", str(tmp_path))
+            shot = take(CFCheckpoint(m=nn.Sequential(Unpickling(Planted()))))
+        live = nn.Sequential(Unpickling("mine"))
+        if hooked:
+            live.register_load_state_dict_post_hook(lambda *args: None)
+        before = bits(live.state_dict())
+        with pytest.raises(ConfigError, match=r"^m\.0\._extra_state is not given to set_extra"):
+            restore(CFCheckpoint(m=live), shot)
+        assert Planted.num_run == 0
+        assert bits(live.state_dict()) == before
+        restore(CFCheckpoint(m=live), shot, trusts=True)
+        assert Planted.num_run == 1
+
+    def test_extra_state_that_was_changed_later_reaches_no_code_of_the_users(self) -> None:
+        saved = nn.Sequential(Unpickling("first"), Unpickling("second"))
+        shot = take(CFCheckpoint(rng=False, m=saved))
+        json = shot.found.manifest.objects["m"]
+        codes = json["extra_codes"]
+        live = CFCheckpoint(rng=False, m=nn.Sequential(Unpickling("a"), Unpickling("b")))
+        for forged in (
+            dict.fromkeys(codes, "f" * 64),
+            {},
+            dict.fromkeys(codes),
+            dict(zip(codes, reversed(codes.values()), strict=True)),
+        ):
+            json["extra_codes"] = forged
+            with pytest.raises(ConfigError, match="is not given to"):
+                restore(live, shot)
+        json["extra_codes"] = codes
+        restore(live, shot)
+        assert bits(live.tracked["m"].state_dict()) == bits(saved.state_dict())
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            {"weight": nn.Parameter(torch.ones(2)), "of": (1, "ä", b"x", float("nan"))},
+            [torch.ones(3, 2).t(), torch.ones(2, dtype=torch.complex64).conj()],
+            {"sparse": torch.eye(2).to_sparse(), "names": {"a", "b"}},
+        ],
+    )
+    def test_all_that_extra_state_can_be_is_known_again(self, value: object) -> None:
+        saved, live = WithExtra(1), WithExtra(2)
+        saved.extra = value
+        restore(CFCheckpoint(m=nn.DataParallel(live)), take(CFCheckpoint(m=nn.DataParallel(saved))))
+        assert code_of(live.extra, "") == code_of(value, "")
+
+    def test_extra_state_has_room_for_code_only_if_it_is_more_than_a_number(self) -> None:
+        saved, live = WithExtra(1), WithExtra(2)
+        for value in (None, 3, 0.5, True):
+            saved.extra = value
+            shot = take(CFCheckpoint(m=saved))
+            assert shot.found.manifest.objects["m"]["extra_codes"] == {}
+            restore(CFCheckpoint(m=live), shot)
+            assert live.extra == value
+
     def test_a_module_with_its_own_format_uses_it_both_ways(self) -> None:
         saved, live = nn.Sequential(Renaming(2, 3)), nn.Sequential(Renaming(2, 3))
         shot = take(CFCheckpoint(rng=False, m=saved))
@@ -468,6 +591,30 @@ class TestModules:
         restore(CFCheckpoint(m=live), take(CFCheckpoint(m=saved)))
         assert seen == ["weight", "bias"]
         assert bits(live.weight) == bits(saved.weight)
+
+    @pytest.mark.parametrize("kind", [GrowsByMethod, GrowsByHook])
+    def test_a_buffer_takes_the_shape_that_the_loading_code_of_its_module_gives_it(
+        self, kind: type[nn.Module]
+    ) -> None:
+        saved, live = nn.Sequential(kind()), nn.Sequential(kind())
+        saved(torch.ones(3))
+        restore(CFCheckpoint(m=live), take(CFCheckpoint(m=saved)))
+        assert bits(live.state_dict()) == bits(saved.state_dict())
+
+    def test_a_shape_that_the_loading_code_leaves_as_it_is_changes_nothing(self) -> None:
+        saved, live = GrowsByHook(), GrowsByHook()
+        saved(torch.ones(3))
+        live.resize = lambda *_: None
+        before = bits(live.state_dict())
+        with pytest.raises(StateError, match=r"(?s)size mismatch for seen.*nothing was changed"):
+            plan(CFCheckpoint(m=live), take(CFCheckpoint(m=saved))).apply()
+        assert bits(live.state_dict()) == before
+
+    def test_loading_code_gives_no_other_shape_to_a_parameter(self) -> None:
+        saved, live = GrowsByHook(), GrowsByHook()
+        saved.weight = nn.Parameter(torch.ones(3))
+        with pytest.raises(MismatchError, match=r"weight: checkpoint has float32\[3\]"):
+            plan(CFCheckpoint(m=live), take(CFCheckpoint(m=saved)))
 
     def test_a_lazy_module_takes_its_shape_from_the_checkpoint(self) -> None:
         live = nn.Sequential(nn.LazyLinear(2))

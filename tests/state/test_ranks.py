@@ -324,6 +324,11 @@ def test_shards_without_a_record_are_refused(tmp_path: Path) -> None:
         assert "use fully_shard" in zero
 
 
+def test_an_optimizer_that_is_divided_is_refused_on_a_single_rank_too(tmp_path: Path) -> None:
+    ((said,),) = run_ranks(tmp_path, 1, sharded.foreign_shards)
+    assert "o: a ZeroRedundancyOptimizer" in said
+
+
 def test_per_rank_buffers_are_found_whatever_hooks_call_them(tmp_path: Path) -> None:
     sharded_, data = run_ranks(tmp_path, 2, sharded.capture_renamed)[0]
     own = ["num_batches_tracked", "running_mean", "running_var"]

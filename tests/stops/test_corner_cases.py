@@ -104,5 +104,5 @@ def test_ranks_with_a_deadline_stop_at_one_boundary(zygote: Zygote, tmp_path: Pa
     assert lived.statuses == [STOPPED] * 2, lived.logs
     run.take(lived)
     assert 1 <= run.step < BATCHES
-    assert CheckpointStore(run.chk_dir).steps() == [run.step]
+    assert CheckpointStore(run.chk_dir).steps()[-1] == run.step  # periodic ones may be before it
     assert check(run, run.live(), whole)

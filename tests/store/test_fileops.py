@@ -7,6 +7,7 @@ import fcntl
 import os
 import re
 import socket
+import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from checkfreq.store.fileops import (
     LocalFileOps,
     SystemCalls,
     read_only,
+    user_file,
     user_path,
 )
 from checkfreq.testing import CrashingFileOps, FileOpsContract, page_aligned
@@ -332,12 +334,41 @@ def test_modes_are_left_to_the_umask(umask: int, tmp_path: Path) -> None:
         ops.replace_file(tmp_path / "replaced", b"")
         ops.append_line(tmp_path / "appended", "")
         ops.create_payload(tmp_path / "payload", num_bytes=1).close()
-        os.close(ops.open_to_lock(tmp_path / "lock"))
     finally:
         os.umask(before)
     modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
     assert modes.pop("folder") == 0o777 & ~umask
     assert set(modes.values()) == {0o666 & ~umask}
+
+
+@pytest.mark.parametrize("mode", [None, 0o666])
+def test_a_file_to_lock_is_its_owners_alone(mode: int | None, tmp_path: Path) -> None:
+    if mode is not None:  # as a copy of the directory has it
+        (tmp_path / "lock").touch()
+        (tmp_path / "lock").chmod(mode)
+    os.close(LocalFileOps(tmp_path).open_to_lock(tmp_path / "lock"))
+    assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("change", "after"),
+    [
+        (lambda ops, path: ops.append_line(path, "two"), b"one\ntwo\n"),
+        (lambda ops, path: ops.write_file(path, b"new"), b"new"),
+        (lambda ops, path: ops.replace_file(path, b"new"), b"new"),
+    ],
+)
+def test_what_is_changed_under_one_name_stays_under_the_others(
+    change: Callable[[LocalFileOps, Path], None], after: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / "log").write_bytes(b"one\n")
+    os.link(tmp_path / "log", tmp_path / "backup")
+    ops = LocalFileOps(tmp_path)
+    for _ in range(2):
+        change(ops, tmp_path / "log")
+    assert (tmp_path / "log").read_bytes().startswith(after)
+    assert (tmp_path / "backup").read_bytes() == b"one\n"
+    assert sorted(os.listdir(tmp_path)) == ["backup", "log"]
 
 
 def test_a_file_system_that_reports_no_sizes_does_not_count_as_full(tmp_path: Path) -> None:
@@ -458,14 +489,45 @@ def test_a_replaced_file_keeps_its_permissions(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == b"new"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="giving a file away needs root")
-def test_a_replaced_file_keeps_its_owner(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="making a file another user's needs root")
+def test_a_file_of_another_user_hands_on_nothing(tmp_path: Path) -> None:
+    ops = LocalFileOps(tmp_path)
+    ops.write_file(tmp_path / "src", b"new")
+    before = (tmp_path / "src").stat()
+    (tmp_path / "file").write_bytes(b"planted")
+    os.chown(tmp_path / "file", 65534, 65534)
+    (tmp_path / "file").chmod(0o6777)
+    ops.replace(tmp_path / "src", tmp_path / "file")
+    after = (tmp_path / "file").stat()
+    assert (after.st_uid, after.st_gid) == (before.st_uid, before.st_gid)
+    assert after.st_mode == before.st_mode
+
+
+def test_setuid_is_never_handed_on(tmp_path: Path) -> None:
     ops = LocalFileOps(tmp_path)
     ops.write_file(tmp_path / "file", b"old")
-    os.chown(tmp_path / "file", 65534, 65534)
+    (tmp_path / "file").chmod(0o6750)
     ops.write_file(tmp_path / "src", b"new")
     ops.replace(tmp_path / "src", tmp_path / "file")
-    assert (tmp_path / "file").stat().st_uid == 65534
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o750
+
+
+@pytest.mark.parametrize("is_member", [True, False])
+def test_a_group_keeps_its_permissions_only_with_its_file(is_member: bool, tmp_path: Path) -> None:
+    given: list[tuple[int, int]] = []
+
+    def fchown(fd: int, user: int, group: int) -> None:
+        given.append((user, group))
+        if not is_member:
+            raise PermissionError(errno.EPERM, "not a member")
+
+    ops = LocalFileOps(tmp_path, calls=SystemCalls(fchown=fchown))
+    ops.write_file(tmp_path / "file", b"old")
+    (tmp_path / "file").chmod(0o664)
+    ops.write_file(tmp_path / "src", b"new")
+    ops.replace(tmp_path / "src", tmp_path / "file")
+    assert given == [(-1, (tmp_path / "file").stat().st_gid)]
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == (0o664 if is_member else 0o604)
 
 
 def test_a_socket_is_this_users_alone_and_replaces_an_old_one(tmp_path: Path) -> None:
@@ -525,3 +587,11 @@ def test_a_users_path_is_absolute_and_starts_at_home_where_it_says_so(
     assert user_path(Path("a~b")) == tmp_path / "a~b"
     with pytest.raises(ConfigError, match="expected a path"):
         user_path("")
+
+
+def test_a_users_file_is_where_links_lead_and_no_fifo(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "link").symlink_to("file")
+    assert user_file(tmp_path / "link") == tmp_path / "file"
+    with pytest.raises(ConfigError, match="expected a regular file"):
+        user_file(tmp_path / "fifo")

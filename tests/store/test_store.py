@@ -371,7 +371,7 @@ def test_each_missing_file_is_corruption(store: CheckpointStore) -> None:
         with pytest.raises(CorruptCheckpointError):
             store.verify(1)
         (store.path(1) / name).mkdir()
-        with pytest.raises(CorruptCheckpointError, match="Is a directory"):
+        with pytest.raises(CorruptCheckpointError, match="found a directory where a file belongs"):
             store.inspect(1)
         with pytest.raises(CorruptCheckpointError):
             store.verify(1)
@@ -838,7 +838,7 @@ def test_a_parent_that_cannot_be_synced_is_no_error(
 
 def test_a_step_that_is_listed_and_never_there_ends_in_an_error(disk: CrashingFileOps) -> None:
     class Haunted(CrashingFileOps):
-        def scan(self, path: Path) -> Mapping[str, Kind]:
+        def scan(self, path: Path, *, beginning: tuple[str, ...] = ("",)) -> Mapping[str, Kind]:
             return {"step-00000009": Kind.DIRECTORY}
 
     store = CheckpointStore(MEMORY, ops=Haunted())
@@ -853,6 +853,8 @@ def test_a_fifo_in_the_place_of_a_committed_file_is_corruption(
     commit(store, 1, 2)
     (store.path(2) / name).unlink()
     os.mkfifo(store.path(2) / name)
+    with pytest.raises(CorruptCheckpointError, match="a regular file, got a FIFO"):
+        store.verify(2)
     assert store.newest_valid(check=store.verify)[0].step == 1
     assert store.newest_valid(check=store.inspect)[0].step == 1
 

@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from checkfreq.persist.frames import Stage, Status
 from checkfreq.story.facts import facts, span, time_spent
 from checkfreq.story.figures import State, figures
 from checkfreq.story.model import Story
 from tests.story.made import DURABLE_S, START_S, began, committed, event, plan, two_runs
+
+HELD = Status(pid=7, step=170, stage=Stage.LOST, num_bytes=1 << 30, left_s=299.0)
 
 
 def story_of(events: list[dict[str, Any]]) -> Story:
@@ -28,9 +31,9 @@ def test_runs_are_told_apart_and_what_was_lost_between_them_is_known() -> None:
     assert (second.first_step, second.max_overhead) == (120, 0.035)
     loss = story.loss(second)
     assert loss is not None
-    assert (loss.steps, loss.uncertain_steps) == (41, 40)
-    assert loss.work_s == pytest.approx(41 * 0.25 * 1.031)
-    assert loss.down_s == pytest.approx(100.0 - 42.0)
+    assert (loss.least_steps, loss.steps, loss.most_steps) == (41, 61, 81)
+    assert loss.work_s == pytest.approx(61 * 0.25 * 1.031)
+    assert story.down_s(second) == pytest.approx(100.0 - 42.0)
     assert story.loss(first) is None
 
 
@@ -50,8 +53,34 @@ def test_a_run_that_ended_has_lost_nothing() -> None:
     story = story_of([*ended, *again])
     loss = story.loss(story.runs[1])
     assert loss is not None
-    assert (loss.steps, loss.uncertain_steps) == (0, 0)
+    assert (loss.least_steps, loss.most_steps) == (0, 0)
     assert story.runs[0].how == "closed"
+
+
+def test_how_far_a_killed_run_got_is_told_by_the_time_of_its_death() -> None:
+    events = two_runs()[:5]
+    told_s = events[-1]["time_unix_s"]
+    events += [
+        event("killed", 120, told_s + 20 * 0.25 * 1.031 + 0.01),
+        event("memory_kept", 120, told_s + 5.2),
+        event("uploaded", 120, told_s + 60.0, after_trainer_death=True),
+        *two_runs()[6:8],
+    ]
+    story = story_of(events)
+    loss = story.loss(story.runs[1])
+    assert loss is not None
+    assert (loss.least_steps, loss.steps, loss.most_steps) == (12, 12 + 20, 12 + 40)
+    assert story.down_s(story.runs[1]) == pytest.approx(100.0 - 33.2 - 5.165)
+
+
+def test_a_run_whose_death_was_recorded_was_killed_although_its_worker_holds_the_directory() -> (
+    None
+):
+    story = story_of([*two_runs(), event("killed", 160, START_S + 126.0)])
+    now = figures(story, now_s=START_S + 127.0, is_held=True, memory=HELD)
+    assert now.state is State.KILLED
+    assert (now.memory_step, now.memory_left_s) == (170, 299.0)
+    assert (now.lost_least_steps, now.lost_steps, now.lost_most_steps) == (2, 42, 42)
 
 
 def test_what_a_worker_does_after_its_trainer_belongs_to_that_run() -> None:
@@ -77,7 +106,6 @@ def test_events_of_an_earlier_version_make_runs_too() -> None:
             one.pop(name, None)
     story = story_of(events)
     assert len(story.runs) == 2
-    assert story.runs[0].max_overhead == 0.035  # from the plan's words
 
 
 def test_fresh_runs_without_a_beginning_are_told_apart_by_their_steps() -> None:
@@ -88,7 +116,8 @@ def test_fresh_runs_without_a_beginning_are_told_apart_by_their_steps() -> None:
 def test_the_time_adds_up() -> None:
     spent = time_spent(story_of(two_runs()))
     assert sum(spent.values()) == pytest.approx(120.0)
-    assert spent["lost"] == pytest.approx(41 * 0.25 * 1.031)
+    lost_s = 61 * 0.25 * 1.031
+    assert spent["lost"] == pytest.approx(lost_s)
     assert spent["down"] == pytest.approx(58.0)
 
 

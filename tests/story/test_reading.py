@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,30 @@ def test_a_file_larger_than_a_piece_is_read_whole(tmp_path: Path, length: int) -
     num = 3_000_000 // (length + 80)
     write(tmp_path, (event("plan", step, 1.0, explanation="x" * length) for step in range(num)))
     assert steps(EventReader(tmp_path)) == list(range(num))
+
+
+@pytest.mark.parametrize("num_bytes", [4 << 20, 40_000_000])
+def test_a_line_that_is_no_event_by_its_length_is_skipped_and_takes_no_memory(
+    num_bytes: int, tmp_path: Path
+) -> None:
+    good = json.dumps(event("plan", 1, 1.0)).encode() + b"\n"
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(good + b'{"kind": "' + b"x" * num_bytes)
+    reader = EventReader(tmp_path)
+    tracemalloc.start()
+    try:
+        assert steps(reader) == [1]
+        assert steps(reader) == []
+        with path.open("ab") as file:  # the line ends, and others come
+            file.write(b'"}\n' + good + good[:9])
+        assert steps(reader) == [1]
+        with path.open("ab") as file:
+            file.write(good[9:])
+        assert steps(reader) == [1]
+        assert tracemalloc.get_traced_memory()[1] < 35_000_000
+    finally:
+        tracemalloc.stop()
+    assert reader.num_skipped == 1
 
 
 def test_a_directory_without_events_is_named(tmp_path: Path) -> None:

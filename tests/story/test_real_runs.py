@@ -18,6 +18,7 @@ def test_two_runs_of_a_manager_are_two_runs_of_the_story(tmp_path: Path) -> None
         manager.wait()
         now = live.look()
         assert (now.state, now.last_durable_step, now.interval_steps) == (State.TRAINING, 4, 2)
+        assert now.max_overhead is None  # the interval was chosen: no bound is kept to
         training.steps(manager, 1)
     assert live.look().state is State.CLOSED
     training = Training()
@@ -30,7 +31,7 @@ def test_two_runs_of_a_manager_are_two_runs_of_the_story(tmp_path: Path) -> None
     first, second = live.story.runs
     loss = live.story.loss(second)
     assert loss is not None
-    assert (loss.steps, loss.uncertain_steps) == (0, 0)
+    assert (loss.least_steps, loss.most_steps) == (0, 0)
     assert [run.how for run in (first, second)] == ["closed", "closed"]
     assert second.restore is not None
     assert second.restore.source == "directory"

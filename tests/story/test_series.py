@@ -63,12 +63,19 @@ def test_runs_are_apart_and_an_empty_one_makes_no_gap() -> None:
 
 def test_many_runs_are_as_few_points_as_one() -> None:
     series = series_of(many_runs(2000))
-    lines = ("progress", "restarts", "commits", "intervals", "overheads", "bounds", "written")
+    lines = ("progress", "lost", "commits", "intervals", "overheads", "bounds", "written")
     for name in lines:
         points = getattr(series, name)
         assert 100 <= len(points) <= 700, name
         times = [at_s for at_s, _ in points if not math.isnan(at_s)]
         assert times == sorted(times), name
+
+
+def test_nothing_is_drawn_as_lost_before_a_run_for_which_nothing_was() -> None:
+    ended = [event("ended", 120, START_S + 40, how="closed")]
+    began = [event("restored", 120, START_S + 99, source="directory")]
+    assert series_of([*two_runs()[:5], *began]).lost
+    assert not series_of([{**one, "at_step": 120} for one in two_runs()[:5]] + ended + began).lost
 
 
 def test_what_was_written_in_all_is_the_last_point() -> None:

@@ -207,7 +207,9 @@ def test_a_command_that_is_not_there_is_an_error_of_a_shell(tmp_path: Path) -> N
         assert f"cannot run {command!r}" in found.stderr
 
 
-@pytest.mark.parametrize("arguments", [[], ["--"], ["--max-restarts", "-1", "--", "true"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["--"], ["--", ""], ["--max-restarts", "-1", "--", "true"]]
+)
 def test_wrong_usage_is_said(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         main(["run", *arguments])

@@ -646,15 +646,15 @@ COMPOSED = [
     PrivateName(
         "torch",
         "_StorageInfo",
-        "checkfreq/formats/dcp.py",
+        "checkfreq/formats/dcp_metadata.py",
         _dcp_says_where,
         "checkpoints of DCP cannot be converted",
         "find the class that DCP writes into .metadata for the place of a tensor",
     ),
     PrivateName(
         "torch",
-        "_get_layout",
-        "checkfreq/formats/dcp.py",
+        "torch.serialization._get_layout",
+        "checkfreq/formats/dcp_metadata.py",
         _layouts_have_names,
         "checkpoints of DCP cannot be converted",
         "find the function that DCP pickles a layout with",
@@ -662,6 +662,13 @@ COMPOSED = [
 ]
 
 # ---- NumPy and Python
+
+
+def _machine_is_in_python() -> bool:
+    from pickle import BUILD, _Unpickler
+
+    return callable(_Unpickler.dispatch[BUILD[0]]) and callable(_Unpickler.pop_mark)
+
 
 OTHERS = [
     PrivateName(
@@ -687,6 +694,14 @@ OTHERS = [
         lambda: callable(__import__("runpy")._run_module_as_main),
         "a standby cannot become python -m MODULE",
         "have _run_of() return None for modules: a new interpreter is started then",
+    ),
+    PrivateName(
+        "Python",
+        "_Unpickler",
+        "checkfreq/formats/dcp_metadata.py",
+        _machine_is_in_python,
+        "checkpoints of DCP cannot be converted",
+        "run the opcodes of pickletools.genops(), of which DCP writes two dozen",
     ),
 ]
 

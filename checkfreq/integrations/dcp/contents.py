@@ -57,6 +57,8 @@ class Contents:
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     blobs: dict[str, StoredTensor] = field(default_factory=dict)
     planner_data: Any = field(default_factory=dict)
+    #: Of the save by DCP; None for a CFManager's checkpoint.
+    save_id: str | None = None
     _values: dict[str, Any] = field(default_factory=dict)
     #: By id of the stand-in; ``_kept`` holds the stand-ins, so that no id is used again.
     _makers: dict[int, Callable[[Read], Any]] = field(default_factory=dict)
@@ -105,6 +107,7 @@ class Contents:
         for name, tensor in tensors_of(manifest, DCP, rank=None, path=path).items():
             (self.blobs if name in blobs else self.tensors)[name] = tensor
         self.planner_data = decode_tree(manifest.objects[DCP]["planner_data"])
+        self.save_id = str(manifest.objects[DCP].get("save_id", ""))
 
 
 class _Memo(dict[int, Any]):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -114,6 +115,7 @@ class CFStorageReader(StorageReader):
         self._store = CheckpointStore(root)
         self._manifest: Manifest | None = None
         self._contents = Contents()
+        self._load_id = uuid.uuid4().hex
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Choose the step, and describe what it holds. Every rank calls it."""
@@ -125,7 +127,11 @@ class CFStorageReader(StorageReader):
         return Metadata(
             state_dict_metadata=described,
             planner_data=self._contents.planner_data,
-            storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id),
+            storage_meta=StorageMeta(
+                checkpoint_id=self.checkpoint_id,
+                save_id=self._contents.save_id,
+                load_id=self._load_id,
+            ),
         )
 
     def _find(self) -> tuple[Manifest, Contents]:

@@ -13,6 +13,7 @@ import math
 import os
 import platform
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -90,6 +91,7 @@ class CFStorageWriter(StorageWriter):
         self._num_threads = num_threads
         self._lock_timeout_s = lock_timeout_s
         self._commit: Commit | None = None
+        self._save_id = uuid.uuid4().hex
         self._go_to(path, step)
 
     def _go_to(self, path: str | os.PathLike[str], step: int | None) -> None:
@@ -114,11 +116,12 @@ class CFStorageWriter(StorageWriter):
 
     def storage_meta(self) -> StorageMeta:
         """See StorageWriter."""
-        return StorageMeta(checkpoint_id=self.checkpoint_id)
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self._save_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Start over; at a different path if one is given, which must end in a step."""
         self.close()
+        self._save_id = uuid.uuid4().hex
         if checkpoint_id is not None:
             self._go_to(checkpoint_id, None)
 
@@ -215,7 +218,11 @@ class CFStorageWriter(StorageWriter):
         return part
 
     def _manifest(self, parts: Sequence[_Part], planner_data: Any) -> Manifest:
-        whole = {"kind": DCP, "planner_data": encode_tree(planner_data, "planner_data")}
+        whole = {
+            "kind": DCP,
+            "planner_data": encode_tree(planner_data, "planner_data"),
+            "save_id": self._save_id,
+        }
         alone = len(parts) == 1
         return Manifest(
             step=self._step,

@@ -12,6 +12,7 @@ Everything runs on the training thread.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import os
@@ -55,7 +56,8 @@ class CheckFreqCallback(lightning.Callback):  # type: ignore[misc]  # untyped wh
     rebuilt, split among the ranks too. Validation leaves the random generators of training alone.
 
     Raises ConfigError, before training starts, for a strategy, setting or callback that cannot be
-    exact, and NotResumableError for such a loader. With ``fast_dev_run`` it does nothing.
+    exact, and NotResumableError for such a loader. With ``fast_dev_run`` and ``overfit_batches`` it
+    does nothing, and says so.
     """
 
     def __init__(
@@ -73,6 +75,12 @@ class CheckFreqCallback(lightning.Callback):  # type: ignore[misc]  # untyped wh
         self._source: LoaderSource | None = None
         self._manager: CFManager | None = None
         self._batches: CFIterator | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CheckFreqCallback:
+        """The same callback, outside of training: a run has one."""
+        other = copy.copy(self)
+        other._source = other._manager = other._batches = None
+        return other
 
     @property
     def manager(self) -> CFManager:
@@ -99,9 +107,10 @@ class CheckFreqCallback(lightning.Callback):  # type: ignore[misc]  # untyped wh
         """Refuse what cannot be exact, and take the training loader's place."""
         if stage != "fit":
             return
-        if getattr(trainer, "fast_dev_run", False):
-            logger.info("CheckFreqCallback: nothing is checkpointed with fast_dev_run")
-            return
+        for name in ("fast_dev_run", "overfit_batches"):
+            if getattr(trainer, name):
+                logger.warning("CheckFreqCallback: nothing is checkpointed with %s", name)
+                return
         require_exact(trainer, pl_module, self)
         self._source = source_of(trainer, seed=self._seed)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-from checkfreq.integrations.lightning.refusals import require_one_loader
+from checkfreq.integrations.lightning.refusals import require_no_second_loader
 from iterators.adapters import adapted
 from iterators.cf_iterator import CFIterator
 from iterators.protocol import Adapter
@@ -22,7 +22,8 @@ class TrainLoader:
     """What Lightning iterates over. It has no sampler and no state that Lightning could use.
 
     Lightning asks for an iterator before anything is restored, and may never use it. So nothing
-    happens before the first batch is asked for. ``before_first`` is called then.
+    happens before the first batch is asked for. ``before_first`` is called then. It is its own
+    iterator, since a copy of Lightning's loops copies that too: the copy serves the user's loader.
     """
 
     def __init__(self, loader: Any, *, seed: int | None) -> None:
@@ -31,6 +32,10 @@ class TrainLoader:
         self._adapter: Adapter | None = None
         self._batches: CFIterator | None = None
         self._before_first: Callable[[], None] | None = None
+        self._serving: Iterator[Any] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainLoader:
+        return TrainLoader(self.loader, seed=self._seed)
 
     @property
     def dataset(self) -> Any:
@@ -59,7 +64,13 @@ class TrainLoader:
         return length
 
     def __iter__(self) -> Iterator[Any]:
-        return self._serve()
+        self._serving = self._serve()
+        return self
+
+    def __next__(self) -> Any:
+        if self._serving is None:
+            self._serving = self._serve()
+        return next(self._serving)
 
     def _serve(self) -> Generator[Any, None, None]:
         if self._batches is None:  # a search for a learning rate, say: no training to resume
@@ -92,7 +103,9 @@ class LoaderSource:
         found = self.source.dataloader()
         combined = getattr(found, "flattened", None)  # of a CombinedLoader
         leaves = _leaves(found) if combined is None else combined
-        require_one_loader(leaves)
+        require_no_second_loader(leaves)
+        if not leaves:  # Lightning runs no step
+            return found
         loader = leaves[0].loader if isinstance(leaves[0], TrainLoader) else leaves[0]
         self.given = TrainLoader(loader, seed=self._seed)
         if combined is None:
@@ -101,6 +114,8 @@ class LoaderSource:
         return found
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # of a copy that is being made, and has no source yet
+            raise AttributeError(name)
         return getattr(self.source, name)
 
 

@@ -85,8 +85,6 @@ def _of_settings(trainer: Any) -> Iterator[str]:
             "with reload_dataloaders_every_n_epochs the place in the data belongs to a loader that "
             "is thrown away (use a dataset that changes by epoch)"
         )
-    if trainer.overfit_batches:
-        yield "overfit_batches replaces the sampler (use limit_train_batches)"
 
 
 def _of_callbacks(callbacks: list[Any], own: object) -> Iterator[str]:
@@ -104,9 +102,9 @@ def _of_module(module: Any) -> Iterator[str]:
         )
 
 
-def require_one_loader(loaders: list[Any]) -> None:
-    """Raise ConfigError unless training reads a single loader."""
-    if len(loaders) != 1:
+def require_no_second_loader(loaders: list[Any]) -> None:
+    """Raise ConfigError if training reads several loaders."""
+    if len(loaders) > 1:
         raise ConfigError(
             f"CheckFreqCallback: training reads {len(loaders)} loaders, and Lightning cycles "
             "through the shorter ones in an order that is in no state: expected one. Combine the "

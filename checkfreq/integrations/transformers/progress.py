@@ -8,14 +8,19 @@ object; the other holds what each rank has for itself, such as its losses, and a
 
 from __future__ import annotations
 
+import copy
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import Trainer
 from transformers.trainer_callback import ExportableState, TrainerControl
+
+logger = logging.getLogger(__name__)
 
 #: Fields of ``TrainerState`` that follow from the arguments or the process: a resumed run makes
 #: them again.
@@ -63,6 +68,9 @@ class Progress:
         self._own: Mapping[str, Any] | None = None
         #: Seconds that earlier processes of this run trained for.
         self.seconds_before = 0.0
+        #: By callback, the arguments that the script gave it, and those that it has changed since.
+        self._given = {id(one): copy.deepcopy(_args(one)) for one in self._callbacks()}
+        self._changed: dict[int, set[str]] = {}
         #: What is the same on all ranks, and what each has for itself.
         self.shared = Part(self._read_shared, self._load_shared)
         self.own = Part(self._read_own, self._load_own)
@@ -101,9 +109,7 @@ class Progress:
             "max_steps": state.max_steps,
             "counters": {name: getattr(trainer, name, 0) for name in _COUNTERS},
             "control": trainer.control.state()["args"],
-            "callbacks": [
-                [type(one).__name__, one.state()["attributes"]] for one in self._callbacks()
-            ],
+            "callbacks": [self._callback(one) for one in self._callbacks()],
         }
 
     def _load_shared(self, state: Mapping[str, Any]) -> None:
@@ -130,16 +136,61 @@ class Progress:
 
     # ---- callbacks
 
+    def _callback(self, callback: Any) -> list[Any]:
+        """The class, the arguments, the names of those that it has changed, and the attributes."""
+        args = _args(callback)
+        given = self._given.setdefault(id(callback), copy.deepcopy(args))
+        changed = self._changed.setdefault(id(callback), set())
+        changed.update(name for name, value in args.items() if not _equal(value, given.get(name)))
+        return [type(callback).__name__, args, sorted(changed), callback.state()["attributes"]]
+
     def _apply_callbacks(self, saved: list[Any]) -> None:
-        """Each in place: the first of a class that was saved to the first that is there."""
+        """Each in place: the first of a class that was saved to the first that is there.
+
+        Arguments that the callback has not changed stay as the script gives them, unless the
+        Trainer was told ``restore_callback_states_from_checkpoint``.
+        """
         live = self._callbacks()
-        for name, attributes in saved:
+        takes_all = self._trainer.args.restore_callback_states_from_checkpoint
+        for name, args, changed, attributes in saved:
             found = next((one for one in live if type(one).__name__ == name), None)
-            if found is not None:
-                live.remove(found)
-                for attribute, value in attributes.items():
-                    setattr(found, attribute, value)
+            if found is None:
+                logger.warning(
+                    "the checkpoint has the state of a callback that this trainer lacks, which is "
+                    "dropped: %s",
+                    name,
+                )
+                continue
+            live.remove(found)
+            self._changed[id(found)] = {*changed}
+            taken = _args(found).keys() & (args.keys() if takes_all else changed)
+            _set_args(found, {argument: args[argument] for argument in taken})
+            for attribute, value in attributes.items():
+                setattr(found, attribute, value)
 
     def _callbacks(self) -> list[Any]:
         found = self._trainer.callback_handler.callbacks
         return [one for one in found if isinstance(one, ExportableState)]
+
+
+def _args(callback: ExportableState) -> dict[str, Any]:
+    args: dict[str, Any] = callback.state()["args"]
+    return args
+
+
+def _set_args(callback: ExportableState, args: Mapping[str, Any]) -> None:
+    """Set attributes of the same names; where that is not enough, those of one made with them."""
+    for name in args.keys() & vars(callback).keys():
+        setattr(callback, name, args[name])
+    if not all(_equal(_args(callback)[name], value) for name, value in args.items()):
+        vars(callback).update(vars(type(callback)(**{**_args(callback), **args})))
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor | np.ndarray):
+        is_like = type(one) is type(other) and one.shape == other.shape
+        return is_like and bool((one == other).all())
+    try:
+        return bool(one == other)
+    except (RuntimeError, ValueError):  # tensors or arrays in a list
+        return False

@@ -35,7 +35,8 @@ def _found(trainer: Any, *, resumed_from: Any, trial: Any) -> Iterator[tuple[str
     if args.auto_find_batch_size:
         yield (
             "auto_find_batch_size=True",
-            "it starts the epoch again with another batch size. Set per_device_train_batch_size",
+            "it starts the epoch again with another batch size, which depends on the memory that "
+            "is free at the moment. Set per_device_train_batch_size to the size that it found",
         )
     if args.ignore_data_skip:
         yield "ignore_data_skip=True", "it uses samples of the epoch twice. Leave it out"

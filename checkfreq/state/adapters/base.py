@@ -35,6 +35,10 @@ class Findings:
     flags: list[str] = field(default_factory=list)
     #: Whether training goes on from the checkpoint, with the flags of its modules.
     resumes: bool = True
+    #: Whether user code may get extra state that this user cannot be shown to have saved.
+    trusts: bool = False
+    #: Whether all must fit: otherwise what does not is left out.
+    strict: bool = True
     #: What is left as it is, although it fits: for a WARNING.
     notes: list[str] = field(default_factory=list)
 

@@ -23,12 +23,16 @@ from checkfreq.state.collector import StateCollector
 from checkfreq.state.composed import described, is_composed, take_apart
 from checkfreq.state.dtensors import is_dtensor, local_of, tensor_types
 from checkfreq.state.names import EXTRA_STATE, ModuleIndex, Node, persistent_tensors
+from checkfreq.state.origin import code_of, require_own
 from checkfreq.state.saved import SavedObject
 from checkfreq.state.saved_tensor import local_part
 from checkfreq.state.sharding import require_shards_that_are_known
 from checkfreq.state.tensors import DTYPE_NAMES, DTYPES, LAZY, is_ordinary, require_memory
 from checkfreq.store.boxes import Box
 from checkfreq.types import Json
+
+#: Decodes extra state by its name, with these live DTensors; ConfigError if it is a stranger's.
+Give = Callable[[str, Mapping[str, Tensor]], Any]
 
 
 class ModuleAdapter:
@@ -61,6 +65,11 @@ class ModuleAdapter:
         if trees:
             collector.made_anew(begin)
             json["extra"] = trees
+            json["extra_codes"] = {
+                key: code_of(value, f"{self._name}.{key}")
+                for key, value in extra.items()
+                if _may_run_code(key, trees[key])
+            }
             json["extra_tensors"] = [key for key in collector.keys if key not in direct]
         return json
 
@@ -209,23 +218,43 @@ class ModuleAdapter:
         fitting = {
             name: tensor
             for name, tensor in live.items()
-            if name in there and fits(self._name, name, tensor, saved, findings)
+            if name in there
+            and (
+                self._is_resized_by_load(name, tensor, saved, findings)
+                or fits(self._name, name, tensor, saved, findings)
+            )
         }
         self._compare_ties(fitting, saved, findings)
         common = {name: node for name, node in extras.items() if name in trees}
         hidden = self._filled_non_persistent(saved, findings)
         nodes = self._index.nodes
         flags = self._flags.prepare(nodes, saved, findings, known=there) if findings.resumes else []
+        give = partial(self._extra_state, saved, trusts=findings.trusts)
         if self._index.loads_its_own_way or self._index.saves_its_own_way:
             strict = not findings.mismatches
             for name, tensor in fitting.items():
                 saved.own(name, live=tensor)
-            load = self._by_load_state_dict(saved, fitting, common, strict=strict, kept=kept)
+            load = self._by_load_state_dict(
+                saved, fitting, {*common}, give, strict=strict, kept=kept
+            )
             return Changes(fallible=[load], filled=hidden, sets=flags)
-        changes = self._directly(saved, fitting, common)
+        changes = self._directly(saved, fitting, common, give)
         changes.filled += hidden
         changes.sets += flags
         return changes
+
+    def _is_resized_by_load(
+        self, name: str, live: Tensor, saved: SavedObject, findings: Findings
+    ) -> bool:
+        """Whether a shape that differs is left to the module's own loading code.
+
+        What that does not resize, ``load_state_dict`` refuses, and the load is undone.
+        """
+        if not findings.strict or name in saved.composed or not is_ordinary(live):
+            return False
+        record = saved.record(name)
+        is_resized = DTYPES[record.dtype] is live.dtype and tuple(live.shape) != record.shape
+        return is_resized and self._index.may_resize(name)
 
     def holdings(self) -> Holdings:
         """See Adapter."""
@@ -298,15 +327,29 @@ class ModuleAdapter:
                     f"{self._name}.{name}: live is tied to {twin}, checkpoint has two tensors"
                 )
 
+    def _extra_state(
+        self, saved: SavedObject, name: str, dtensors: Mapping[str, Tensor], *, trusts: bool
+    ) -> Any:
+        """The value of an entry of the state dict that is no tensor, for user code to load."""
+        tree = saved.field("extra")[name]
+        value = saved.decode(tree, live=dtensors)
+        if not trusts and _may_run_code(name, tree):
+            code = saved.field("extra_codes", {}).get(name)
+            require_own(code, value, f"{self._name}.{name}", where=saved.path)
+        return value
+
     def _directly(
-        self, saved: SavedObject, fitting: Mapping[str, Tensor], extras: Mapping[str, Node | None]
+        self,
+        saved: SavedObject,
+        fitting: Mapping[str, Tensor],
+        extras: Mapping[str, Node | None],
+        give: Give,
     ) -> Changes:
-        trees = saved.field("extra", {})
         fallible = [
             Fallible(
                 f"{self._name}.{name}",
                 partial(_keep_extra_state, node.module),
-                partial(self._set_extra_state, node.module, saved, trees[name]),
+                partial(self._set_extra_state, node.module, name, give),
             )
             for name, node in extras.items()
             if node is not None
@@ -332,20 +375,20 @@ class ModuleAdapter:
             found.setdefault((_place(name, tensor), record.name), filled)
         return [*found.values()]
 
-    def _set_extra_state(self, module: nn.Module, saved: SavedObject, tree: Json) -> None:
-        module.set_extra_state(saved.decode(tree, live=self._live_dtensors()))
+    def _set_extra_state(self, module: nn.Module, name: str, give: Give) -> None:
+        module.set_extra_state(give(name, self._live_dtensors()))
 
     def _by_load_state_dict(
         self,
         saved: SavedObject,
         fitting: Mapping[str, Tensor],
-        extras: Mapping[str, Node | None],
+        extras: Collection[str],
+        give: Give,
         *,
         strict: bool,
         kept: Collection[str],
     ) -> Fallible:
         """``kept`` are names whose live values stay; a strict load needs an entry for them too."""
-        trees = saved.field("extra", {})
 
         def load() -> None:
             now = self._module.state_dict() if kept else {}
@@ -354,9 +397,7 @@ class ModuleAdapter:
             state = {raw.get(n, n): saved.owned(n, live=t) for n, t in fitting.items()}
             state.update((name, _kept(now[name])) for name in there)
             dtensors = self._live_dtensors() if extras else {}
-            state.update(
-                (raw.get(name, name), saved.decode(trees[name], live=dtensors)) for name in extras
-            )
+            state.update((raw.get(name, name), give(name, dtensors)) for name in extras)
             self._module.load_state_dict(state, strict=strict)
 
         return Fallible(self._name, self._keep, load)
@@ -408,6 +449,11 @@ def _settled(parameter: Tensor, trained_ids: frozenset[int]) -> bool:
 
 def _is_extra(raw_name: str) -> bool:
     return raw_name.rpartition(".")[2] == EXTRA_STATE
+
+
+def _may_run_code(name: str, tree: Json) -> bool:
+    """Whether it is extra state in which something to unpickle, or to evaluate, has room."""
+    return _is_extra(name) and not isinstance(tree, int | float | None)
 
 
 def _address(tensor: Tensor) -> int:

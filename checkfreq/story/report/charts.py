@@ -160,9 +160,9 @@ def _progress(series: Series, axes: Axes, style: Style) -> bool:
     if series.commits:
         made = _when(series.commits)
         axes.plot(*made, ".", color=style["green"], markersize=4, label="durable")
-    if series.restarts:
-        lost = _when(series.restarts)
-        axes.plot(*lost, ":", color=style["red"], linewidth=1.2, label="lost")
+    if series.lost:
+        lost = _when(series.lost)
+        axes.plot(*lost, ":", color=style["red"], linewidth=1.4, label="done again")
     if series.failures:
         failed = _when(series.failures)
         axes.plot(*failed, "x", color=style["red"], markersize=5, label="failed")
@@ -290,8 +290,8 @@ CHARTS = (
     Chart(
         "progress",
         "How far training is",
-        "Each durable checkpoint is a dot; a dotted line leads from the end of a run to where the "
-        "next went on.",
+        "Each durable checkpoint is a dot. Where iterations were done again, a dotted line leads "
+        "from the last known one of a run, over its end, to where the next run went on.",
         2.9,
         _progress,
     ),
@@ -307,19 +307,20 @@ CHARTS = (
     ),
     Chart(
         "overhead",
-        "Overhead against its bound",
-        "By how much checkpoints have made the run longer so far, as measured.",
+        "Overhead",
+        "By how much checkpoints have made the run longer so far, as measured; and the bound, if "
+        "there is one. Checkpoints that are not periodic come on top of it.",
         2.2,
         _overhead,
     ),
     Chart(
-        "interval", "The interval", "As the policy planned it from measured costs.", 2.2, _interval
+        "interval", "The interval", "As planned from measured costs, or as chosen.", 2.2, _interval
     ),
     Chart(
         "time",
         "Where the time went",
-        "Done again: iterations that a killed run had done after its last checkpoint, as far as "
-        "its events tell.",
+        "Done again: iterations that a killed run had done after its last checkpoint, estimated "
+        "from its events.",
         1.9,
         _spent,
         left=1.02,

@@ -10,19 +10,34 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
 
 from checkfreq.errors import printable
-from checkfreq.story.facts import amount, first_step, number, percent, plural, rate, span, troubles
+from checkfreq.story.facts import (
+    ABOVE,
+    amount,
+    done_again,
+    first_step,
+    number,
+    percent,
+    plural,
+    rate,
+    span,
+    troubles,
+)
 from checkfreq.story.failing import failure_rate
 from checkfreq.story.figures import Figures, State
-from checkfreq.story.model import Run, Story
+from checkfreq.story.model import Loss, Run, Story
 from checkfreq.story.report.charts import CHARTS, ROLES, Chart, Style, save_settings
 from checkfreq.story.report.series import Series
+from checkfreq.types import moment
 
 _WIDE, _NARROW = 9.0, 3.7
+#: Beside what is red: many people do not see that, and printers neither.
+_WARNING = "\u26a0 "
 _MOST_RUNS = 200
 _MOST_TROUBLES = 50
 _HEAD = re.compile(r"^.*?(?=<svg )", re.DOTALL)
@@ -78,8 +93,9 @@ _STATES = {
 }
 
 
-def page(story: Story, now: Figures, *, name: str) -> str:
-    """The report of a directory called ``name``."""
+def page(story: Story, now: Figures, *, directory: Path) -> str:
+    """The report of a directory, an absolute path, of which only the name is shown."""
+    name = directory.name or str(directory)
     title = f"checkfreq report: {printable(name)}"
     series = Series(story)
     parts = [
@@ -93,6 +109,9 @@ def page(story: Story, now: Figures, *, name: str) -> str:
         _all_facts(now),
     ]
     body = "\n".join(part for part in parts if part)
+    # It is meant to be sent: errors name the directory, and whose it is.
+    for private, public in ((f"{directory}", name), (f"{Path.home()}/", "~/")):
+        body = body.replace(escape(private), escape(public))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -162,26 +181,37 @@ def _sentence(story: Story, now: Figures) -> str:
     text += f"{number(now.step)}{' (estimated)' if now.is_estimated else ''}. "
     if now.last_durable_step is not None:
         text += f"The newest durable checkpoint is of iteration {number(now.last_durable_step)}. "
-    losses = [loss for one in story.runs if (loss := story.loss(one)) is not None]
-    lost = sum(loss.steps for loss in losses)
-    if losses:
-        again = f"{plural(lost, 'iteration')} had to be done again" if lost else "nothing was lost"
-        text += f"{plural(len(losses), 'restart')}: {again}, as far as is known. "
+    if losses := story.losses:
+        lost = sum(losses, Loss(0, 0, 0))
+        text += f"{plural(len(losses), 'restart')}: {done_again(lost)} done again. "
+    if _is_above(now):
+        text += (
+            f"Checkpoints have added {percent(now.overhead)}, above the {percent(now.max_overhead)}"
+            " that the bound allows: it holds for periodic ones. The first, the last and requested "
+            "ones come on top, which weighs most in a short run. "
+        )
     failures = failure_rate(story)
     if failures.failures:
         text += f"Runs have failed {failures.explain()}. "
     if now.expected_loss_s is not None:
-        text += f"A failure now would cost {span(now.expected_loss_s)} of work on average."
+        text += f"A failure costs {span(now.expected_loss_s)} of work on average."
     return text
 
 
+def _is_above(now: Figures) -> bool:
+    return (now.used_of_bound or 0.0) > ABOVE
+
+
 def _cards(now: Figures, story: Story) -> str:
-    bound = "" if now.max_overhead is None else f"of {percent(now.max_overhead)} allowed"
-    losses = [loss for run in story.runs if (loss := story.loss(run)) is not None]
+    bound = "" if now.max_overhead is None else f", of {percent(now.max_overhead)} allowed"
+    lost = sum(story.losses, Loss(0, 0, 0))
+    again = f"{'' if lost.is_exact else 'about '}{span(lost.work_s)}"
+    if lost.most_steps and not lost.work_s:  # it is not known how long an iteration takes
+        again = done_again(lost)
     cards = [
         ("durable checkpoints", number(now.num_committed), now.num_committed == 0),
         ("newest durable iteration", number(now.last_durable_step), False),
-        (f"overhead {bound}", percent(now.overhead), (now.used_of_bound or 0) > 1.05),
+        (f"overhead{bound}", percent(now.overhead), _is_above(now)),
         ("expected loss per failure", span(now.expected_loss_s), False),
         (_interval_label(now), _every(now), False),
         ("held training by the last one", span(now.stall_s), False),
@@ -189,11 +219,11 @@ def _cards(now: Figures, story: Story) -> str:
         ("speed of the last persist", rate(now.bytes_per_s), False),
         ("written to storage", amount(now.total_written_bytes), False),
         ("restarts", number(now.num_restored), False),
-        ("work done again", span(sum(loss.work_s for loss in losses)), False),
+        ("work done again", again, False),
         ("failed checkpoints", number(now.num_failed), now.num_failed > 0),
     ]
     items = (
-        f"<li{' class=bad' if is_bad else ''}><b>{escape(value)}</b>"
+        f"<li{' class=bad' if is_bad else ''}><b>{_WARNING * is_bad}{escape(value)}</b>"
         f"<span>{escape(label)}</span></li>"
         for label, value, is_bad in cards
     )
@@ -222,8 +252,8 @@ def _run_cells(story: Story, run: Run, now: Figures) -> list[str]:
     loss, restore = story.loss(run), run.restore
     lost = "-"
     if loss is not None:
-        more = f" to {number(loss.steps + loss.uncertain_steps)}" if loss.uncertain_steps else ""
-        lost = f"{number(loss.steps)}{more} ({span(loss.work_s)})"
+        least = "" if loss.is_exact else f"{number(loss.least_steps)} to "
+        lost = f"{least}{number(loss.most_steps)} ({'about ' if least else ''}{span(loss.work_s)})"
     return [
         str(run.number),
         moment(run.began_s, "%Y-%m-%d %H:%M"),
@@ -280,11 +310,3 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _cell(title: str, text: str) -> str:
     kind = "" if title else ' class="text"'
     return f"<td{kind}>{escape(printable(text, keep=chr(10)))}</td>"
-
-
-def moment(unix_s: float, pattern: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """Local time, by default to the second."""
-    try:
-        return time.strftime(pattern, time.localtime(unix_s))
-    except (OverflowError, OSError, ValueError):
-        return f"{unix_s:g}"

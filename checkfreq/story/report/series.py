@@ -81,16 +81,18 @@ class Series:
         return self._of_runs(_progress)
 
     @cached_property
-    def restarts(self) -> list[Point]:
-        """How far a run got, and where the next one went on; of the latest."""
+    def lost(self) -> list[Point]:
+        """What was done again: from the last known step of a run to where the next one went on."""
         return joined([line for run in self.story.runs[-_MOST_APART:]
-                       if (line := self._restart(run))])  # fmt: skip
+                       if (line := self._lost(run))])  # fmt: skip
 
-    def _restart(self, run: Run) -> list[Point]:
-        before, restore = self.story.before(run), run.restore
-        if before is None or restore is None:
+    def _lost(self, run: Run) -> list[Point]:
+        before, restore, loss = self.story.before(run), run.restore, self.story.loss(run)
+        if before is None or restore is None or loss is None or not loss.most_steps:
             return []
-        return [(before.last_s, float(before.reached_step)), (restore.at_s, float(restore.step))]
+        at_s, known = before.last_known
+        end = float(max(known, restore.step + loss.steps))
+        return [(at_s, float(known)), (before.last_s, end), (restore.at_s, float(restore.step))]
 
     @cached_property
     def commits(self) -> list[Point]:

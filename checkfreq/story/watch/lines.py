@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 
 from checkfreq.errors import printable
-from checkfreq.story.facts import amount, number, percent, rate, span
+from checkfreq.story.facts import ABOVE, amount, done_again, number, percent, rate, span
 from checkfreq.story.figures import Figures, State
+from checkfreq.story.model import Loss
 
 #: What a row is about: nothing special, good, look at it, bad.
 PLAIN, GOOD, WARN, BAD = "plain", "good", "warn", "bad"
@@ -20,11 +21,10 @@ def rows(now: Figures) -> list[Row]:
         ("run", _run(now), GOOD if now.state in _WELL else BAD),
         ("iteration", _step(now), PLAIN),
         ("interval", _interval(now), PLAIN),
-        ("overhead", _overhead(now), WARN if (now.used_of_bound or 0.0) > 1.05 else PLAIN),
+        ("overhead", _overhead(now), WARN if (now.used_of_bound or 0.0) > ABOVE else PLAIN),
         ("last durable", _durable(now), PLAIN if now.last_durable_step is not None else WARN),
         ("last checkpoint", _last(now), PLAIN),
-        ("next due", _due(now), PLAIN),
-        ("lost if killed now", _at_risk(now), PLAIN),
+        *_what_next(now),
         ("lost per failure", f"{span(now.expected_loss_s)} on average", PLAIN),
         ("so far", _so_far(now), PLAIN),
     ]
@@ -33,7 +33,7 @@ def rows(now: Figures) -> list[Row]:
         found.append(("mirror", f"iteration {number(now.uploaded_step)}, {sent} sent", PLAIN))
     if now.num_failed_in_row:
         text = f"{now.num_failed_in_row} in a row: {printable(now.last_error)}"
-        found.append(("failing", text, BAD))
+        found.insert(1, ("failing", text, BAD))
     return found
 
 
@@ -41,7 +41,7 @@ _WELL = (State.TRAINING, State.CLOSED, State.STOPPED, State.FINISHED)
 _STATES = {
     State.TRAINING: "training",
     State.SILENT: "no news for longer than usual",
-    State.KILLED: "killed: nobody holds the directory, and the run did not say that it ended",
+    State.KILLED: "killed: it did not say that it ended",
     State.CLOSED: "ended",
     State.FAILED: "ended by an error",
     State.STOPPED: "stopped, as it was told to",
@@ -109,11 +109,25 @@ def _due(now: Figures) -> str:
     return f"iteration {number(now.next_due_step)}{when}{writing}"
 
 
+def _what_next(now: Figures) -> list[Row]:
+    """Of a run that goes on: what is due, and at risk; of a killed one: what is lost, and held."""
+    if now.state in (State.TRAINING, State.SILENT):
+        at_risk = _at_risk(now)
+        return [("next due", _due(now), PLAIN), ("lost if killed now", at_risk, PLAIN)]
+    found = []
+    if now.lost_steps is not None:
+        lost = (now.lost_least_steps or 0, now.lost_steps, now.lost_most_steps or 0)
+        found.append(("lost by the kill", done_again(Loss(*lost)), WARN))
+    if now.memory_step is not None:
+        text = f"iteration {number(now.memory_step)}, {amount(now.memory_bytes)}, held for "
+        text += f"{span(now.memory_left_s)} more: a run started on this machine takes it"
+        found.append(("in memory", text, PLAIN))
+    return found
+
+
 def _at_risk(now: Figures) -> str:
     if now.at_risk_steps is None:
         return "-"
-    if now.state not in (State.TRAINING, State.SILENT):
-        return "nothing: no run goes on"
     about = "about " if now.is_estimated else ""
     return f"{about}{number(now.at_risk_steps)} iterations, {span(now.at_risk_s)}"
 

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from checkfreq.errors import printable
 from checkfreq.story.figures import Figures, State
 
 _GAUGES = (
@@ -45,7 +46,7 @@ _COUNTERS = (
 
 def metrics(now: Figures, *, name: str) -> str:
     """All metrics, each with the label ``dir``. What is not known is left out."""
-    label = f'dir="{_escaped(name)}"'
+    label = f'dir="{_escaped(printable(name, keep=chr(10)))}"'
     lines: list[str] = []
     for kind, table in (("gauge", _GAUGES), ("counter", _COUNTERS)):
         for metric, field, text in table:

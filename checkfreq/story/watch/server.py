@@ -1,12 +1,15 @@
 """``checkfreq watch --http``: live figures as a page, JSON and Prometheus' text.
 
-Listens on 127.0.0.1 only, answers nothing but GET, and no request that names another host: a page
-of somebody else's in the same browser must not read it under a name of its own.
+Listens on 127.0.0.1 only, where every user of the machine can connect: all paths begin with a token
+that only the address has. Answers GET and HEAD, and no request that names another host: a page of
+somebody else's in the same browser must not read it under a name of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import secrets
 import threading
 from collections.abc import Callable
 from http import HTTPStatus
@@ -27,9 +30,14 @@ _POLICY = (
 
 
 class WatchServer:
-    """Serves what ``look`` returns, asked once per request. ``port`` 0 takes any free one."""
+    """Serves what ``look`` returns, asked once per request. ``port`` 0 takes any free one.
 
-    def __init__(self, look: Callable[[], Figures], *, name: str, port: int) -> None:
+    ``token``: what paths begin with; a random one if it is None.
+    """
+
+    def __init__(
+        self, look: Callable[[], Figures], *, name: str, port: int, token: str | None = None
+    ) -> None:
         self._look = look
         self._name = name
         self._lock = threading.Lock()
@@ -43,7 +51,8 @@ class WatchServer:
             ) from None
         self._server.daemon_threads = True
         self.port = self._server.server_address[1]
-        self.url = f"http://{HOST}:{self.port}/"
+        self._token = secrets.token_urlsafe() if token is None else token
+        self.url = f"http://{HOST}:{self.port}/{self._token}/"
 
     def serve(self) -> None:
         """Answer requests until `close`."""
@@ -55,14 +64,15 @@ class WatchServer:
         self._server.server_close()
 
     def answer(self, path: str) -> tuple[str, bytes] | None:
-        """The type and the body of a path; None if there is nothing there."""
-        if path == "/":
+        """The type and the body of what is at a path; None if there is nothing there."""
+        _, _, name = path.rpartition("/")
+        if name == "":
             return "text/html; charset=utf-8", LIVE_PAGE.encode()
-        if path not in ("/figures.json", "/metrics"):
+        if name not in ("figures.json", "metrics"):
             return None
         with self._lock:
             now = self._look()
-        if path == "/metrics":
+        if name == "metrics":
             text = metrics(now, name=self._name)
             return "text/plain; version=0.0.4; charset=utf-8", text.encode()
         document = {
@@ -72,6 +82,11 @@ class WatchServer:
             "figures": now.to_json(),
         }
         return "application/json", json.dumps(document).encode()
+
+    def admits(self, path: str) -> bool:
+        """Whether a path begins with the token."""
+        begin, _, _ = path.rpartition("/")
+        return secrets.compare_digest(begin.encode(), f"/{self._token}".encode())
 
     def knows(self, host: str) -> bool:
         """Whether a request's Host header names this machine."""
@@ -84,11 +99,22 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = 30
 
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError, TimeoutError):  # the client went away
+            super().handle()
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
+        path, _, _ = self.path.partition("?")
         if not self.watch.knows(self.headers.get("Host", "")):
             self.send_error(HTTPStatus.FORBIDDEN, "expected 127.0.0.1 or localhost as the host")
             return
-        answer = self.watch.answer(self.path.partition("?")[0])
+        if not self.watch.admits(path):
+            self.send_error(HTTPStatus.FORBIDDEN, "expected the address that watch printed")
+            return
+        answer = self.watch.answer(path)
         if answer is None:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
@@ -100,7 +126,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Content-Type-Options", "nosniff")
         self.send_header("Content-Security-Policy", _POLICY)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
         """Requests are not worth a line."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from lightning.pytorch.callbacks import (  # noqa: E402
     LearningRateFinder,
     StochasticWeightAveraging,
 )
+from lightning.pytorch.demos.boring_classes import BoringModel  # noqa: E402
 from lightning.pytorch.strategies import FSDPStrategy  # noqa: E402
 from torch.utils.data import DataLoader, Sampler  # noqa: E402
 
@@ -54,7 +56,6 @@ def loader(**settings: Any) -> DataLoader[Any]:
     ("settings", "callback", "reason"),
     [
         ({"reload_dataloaders_every_n_epochs": 1}, None, "a loader that is thrown away"),
-        ({"overfit_batches": 2}, None, "replaces the sampler"),
         ({}, lambda folder: StochasticWeightAveraging(0.1), "replaces the schedulers"),
         ({}, lambda folder: BackboneFinetuning(), "adds parameter groups"),
         ({}, lambda folder: CheckFreqCallback(folder / "b"), "is there twice"),
@@ -99,6 +100,15 @@ def test_several_training_loaders_are_refused(tmp_path: Path) -> None:
         trainer.fit(Net(), {"one": loader(), "two": loader()})
 
 
+@pytest.mark.parametrize("nothing", [[], {}], ids=["list", "dict"])
+def test_no_training_loader_is_nothing_to_train_on_as_without_ours(
+    tmp_path: Path, nothing: Any
+) -> None:
+    trainer = trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path)
+    trainer.fit(Net(), nothing)
+    assert trainer.global_step == 0
+
+
 def test_a_loader_whose_order_is_unknown_is_refused(tmp_path: Path) -> None:
     class Mine(Sampler[int]):
         def __iter__(self) -> Any:
@@ -122,10 +132,94 @@ def test_there_is_no_manager_outside_of_training(tmp_path: Path) -> None:
         CheckFreqCallback(tmp_path).manager  # noqa: B018
 
 
-def test_fast_dev_run_checkpoints_nothing(tmp_path: Path) -> None:
-    trainer = trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path, fast_dev_run=True)
+@pytest.mark.parametrize("setting", ["fast_dev_run", "overfit_batches"])
+def test_a_trial_of_a_few_batches_checkpoints_nothing_and_says_so(
+    setting: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path, **{setting: 1})
     trainer.fit(Net(), loader(), loader())
     assert not (tmp_path / "chk").exists()
+    assert f"nothing is checkpointed with {setting}" in caplog.text
+
+
+class Reads(BoringModel):  # type: ignore[misc]
+    """Reads the whole checkpoint in its hooks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.save_hyperparameters({"width": 3})
+        self.saved: dict[str, Any] = {}
+        self.loaded: dict[str, Any] = {}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.saved = dict(checkpoint)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.loaded = dict(checkpoint)
+        with pytest.raises(KeyError, match="'optimizer_states' is not in .*expected one of"):
+            checkpoint["optimizer_states"]
+
+
+class OfItsType(lightning.Callback):  # type: ignore[misc]
+    """Its state is called by its type."""
+
+    count = 0
+
+    @property
+    def state_key(self) -> Any:
+        return type(self)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+def test_hooks_get_what_lightning_documents_and_callbacks_of_any_name_their_state(
+    tmp_path: Path,
+) -> None:
+    def fit(steps: int) -> tuple[Reads, OfItsType]:
+        model, counter = Reads(), OfItsType()
+        callbacks = (counter, CheckFreqCallback(tmp_path / "chk"))
+        trainer_of(*callbacks, folder=tmp_path, max_steps=steps, max_epochs=2).fit(model)
+        return model, counter
+
+    first, _ = fit(3)
+    then, counter = fit(5)
+    own = trainer_of(folder=tmp_path, max_steps=3)
+    own.fit(BoringModel())
+    documented = {*own._checkpoint_connector.dump_checkpoint(), "hyper_parameters"}
+    assert documented <= first.saved.keys()
+    assert documented - {"optimizer_states"} <= then.loaded.keys()
+    assert counter.count == 5
+    for name in ("epoch", "global_step", "loops", "lr_schedulers", "callbacks", "hyper_parameters"):
+        assert then.loaded[name] == first.saved[name], name
+    assert then.loaded["callbacks"][OfItsType] == {"count": 3}
+    for name, tensor in first.saved["state_dict"].items():
+        assert then.loaded["state_dict"][name].shape == tensor.shape
+        assert then.loaded["state_dict"][name].is_meta
+
+
+class Copies(lightning.Callback):  # type: ignore[misc]
+    """Copies the loop, and continues a copy's data on its own."""
+
+    def on_train_start(self, trainer: Any, *_: Any) -> None:
+        copy.deepcopy(trainer.fit_loop)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        other = copy.deepcopy(trainer.fit_loop)
+        next(iter(other._combined_loader))
+
+
+def test_a_copy_of_the_loop_takes_no_part_in_the_run(tmp_path: Path) -> None:
+    ours = CheckFreqCallback(tmp_path / "chk")
+    trainer = trainer_of(Copies(), ours, folder=tmp_path, max_steps=3)
+    trainer.fit(BoringModel())
+    assert CheckpointStore(tmp_path / "chk").steps()[-1] == 3
 
 
 def test_a_run_that_is_over_trains_no_further_and_a_longer_one_goes_on(tmp_path: Path) -> None:

@@ -30,7 +30,14 @@ class Renamed(WeightedRandomSampler):
 
 
 class RenamedBatches(BatchSampler):
-    pass
+    """As sentence-transformers has one: of the loader's settings, and of its own."""
+
+    def __init__(self, sampler: Sampler[int], batch_size: int, drop_last: bool) -> None:
+        super().__init__(sampler, batch_size, drop_last)
+        self.generator, self.seed, self.epoch = torch.Generator(), 0, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
 
 
 SAMPLERS: dict[str, Callable[[], Sampler[int]]] = {

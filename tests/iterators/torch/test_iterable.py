@@ -211,6 +211,36 @@ def test_an_epoch_begins_with_the_dataset_as_it_was_made() -> None:
         assert (dataset.index, dataset.epoch) == (0, 0)
 
 
+class Counting(IterableDataset[int]):
+    """Goes on to another order by itself in each epoch, which a copy of it takes with it."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __iter__(self) -> Iterator[int]:
+        yield from random.Random(self.epoch).sample(range(8), 8)
+        self.epoch += 1
+
+
+class Told(Counting):
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+def test_a_dataset_that_counts_its_own_epochs_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    epochs = {}
+    for dataset in (Counting(), Told()):
+        iterator = rebuilt(dataset)
+        epochs[type(dataset)] = [[batch.tolist() for batch in iterator] for _ in iterator.epochs(3)]
+    assert epochs[Counting] == [epochs[Counting][0]] * 3
+    assert epochs[Told][1] != epochs[Told][0]
+    (warned,) = caplog.records
+    assert "Counting counts its epochs itself: epoch went from 0 to 1" in warned.message
+    assert "set_epoch(epoch)" in warned.message
+
+
 @pytest.mark.parametrize("kind", [Opaque, Stateful])
 @pytest.mark.parametrize("share", [4, 5])
 def test_the_last_boundary_of_an_epoch_closes_it(kind: type[Opaque], share: int) -> None:

@@ -404,7 +404,7 @@ REFUSED: list[tuple[Callable[[], DataLoader[Any]], str]] = [
     (
         lambda: DataLoader(Plain(3), sampler=OwnOrder([0, 1])),
         r"the custom sampler OwnOrder cannot be entered .* "
-        r"order=lambda seed, epoch: ids\); to train on part of a dataset, use",
+        r"order=lambda seed, epoch: ids, .*; to train on part of a dataset, use",
     ),
     (
         lambda: DataLoader(Plain(9), sampler=DistributedSampler(Plain(3), 1, 0)),
@@ -423,6 +423,13 @@ def test_a_loader_that_cannot_be_resumed_is_refused_with_the_reason(
 ) -> None:
     with pytest.raises(NotResumableError, match=reason):
         CFIterator(make())
+
+
+def test_an_order_takes_the_place_of_a_batch_sampler_of_the_user_s() -> None:
+    batches = OwnBatches(SequentialSampler(Plain(5)), 2, True)
+    loader = DataLoader(Plain(5), batch_sampler=batches)
+    ours = ResumableDataLoader.like(loader, order=lambda seed, epoch: [4, 3, 2, 1, 0])
+    assert [batch.tolist() for batch in CFIterator(ours)] == [[4, 3], [2, 1]]
 
 
 def test_a_subclass_that_serves_as_torch_does_is_rebuilt() -> None:

@@ -1,0 +1,377 @@
+"""Made-up files of other libraries: their import changes nothing else, grows little, and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import pickle
+import random
+import shutil
+import struct
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import save_file
+from torch.distributed.checkpoint import filesystem, metadata
+
+import checkfreq
+from checkfreq import cli
+from checkfreq.errors import (
+    CheckFreqError,
+    ConfigError,
+    CorruptCheckpointError,
+    StateError,
+    StorageError,
+)
+from checkfreq.formats import from_dcp, from_pretrained, from_safetensors, from_torch_save
+from checkfreq.formats.dcp_metadata import metadata_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def _saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("imports") / "dcp"
+    state = {"model": {"w": torch.ones(4, 2), "b": torch.ones(2)}, "steps": [5, {"a": 1}]}
+    dcp.save(state, checkpoint_id=folder)
+    return folder
+
+
+@pytest.fixture
+def folder(_saved: Path, tmp_path: Path) -> Path:
+    """A folder of DCP, to be changed."""
+    return Path(shutil.copytree(_saved, tmp_path / "dcp"))
+
+
+def forge(folder: Path, change: Callable[[Any], None]) -> None:
+    """Give the folder other metadata, which DCP itself would read."""
+    path = folder / ".metadata"
+    record = pickle.loads(path.read_bytes())
+    change(record)
+    path.write_bytes(pickle.dumps(record))
+
+
+# ---- DCP's pickle
+
+#: What DCP's own classes and functions are, for whoever unpickles them.
+GLOBALS = [
+    *(
+        "pathlib Path",
+        "pathlib PosixPath",
+        "torch Size",
+        "torch float32",
+        "collections OrderedDict",
+    ),
+    *("torch.serialization _get_layout", "torch.distributed.checkpoint.metadata MetadataIndex"),
+    *(
+        "torch.distributed.checkpoint.metadata Metadata",
+        "torch.distributed.checkpoint.filesystem _StorageInfo",
+    ),
+]
+#: Changes an attribute of what is on the stack, in both forms that a pickle has for it.
+BUILDS = {
+    "slots": b"N}X\x05\x00\x00\x00trickK\x01s\x86b",
+    "fields": b"}X\x05\x00\x00\x00trickK\x01sb",
+}
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("name", GLOBALS)
+def test_a_pickle_changes_no_class_or_function(name: str, build: str, folder: Path) -> None:
+    module, _, attribute = name.partition(" ")
+    record = (folder / ".metadata").read_bytes()
+    assert record[:3] == b"\x80\x04\x95"
+    trick = f"c{module}\n{attribute}\n".encode() + BUILDS[build] + b"0"
+    (folder / ".metadata").write_bytes(record[:2] + trick + record[11:])
+    with pytest.raises(ConfigError, match="Unpickling can run any code"):
+        from_dcp(folder, folder.parent / "chk")
+    owner: Any = {"pathlib": pathlib, "torch": torch}.get(module)
+    assert not hasattr(getattr(owner, attribute, None), "trick")
+
+
+def test_a_pickle_calls_nothing_but_makes_records(folder: Path) -> None:
+    for call in (
+        b"cpathlib\nPath\n)R)R.",
+        b"\x80\x02])\x81.",
+        b"\x82\x01.",
+    ):
+        with pytest.raises((pickle.UnpicklingError, ValueError)):
+            metadata_of(call)
+
+
+def test_spoilt_metadata_is_read_or_refused_and_changes_nothing(folder: Path) -> None:
+    record = (folder / ".metadata").read_bytes()
+    owners = (pathlib.Path, pathlib.PosixPath, metadata.Metadata, metadata.MetadataIndex)
+    owners = (*owners, filesystem._StorageInfo, torch.serialization._get_layout)  # type: ignore[assignment]
+    before = [dict(vars(owner)) for owner in owners]
+    for case in range(1000):
+        chance, spoilt = random.Random(case), bytearray(record)
+        for _ in range(chance.choice([1, 1, 2, 8])):
+            spoilt[chance.randrange(len(spoilt))] = chance.choice(
+                [*b"bRs0.\x81", chance.randrange(256)]
+            )
+        (folder / ".metadata").write_bytes(spoilt)
+        with contextlib.suppress(CheckFreqError):
+            from_dcp(folder, folder.parent / f"chk{case}")
+    assert [dict(vars(owner)) for owner in owners] == before
+
+
+@pytest.mark.parametrize(
+    "record", [b"Nr\x00\x00\x00\x08.", b"\x96\x00\x00\x00\x10\x00\x00\x00\x00."]
+)
+def test_a_pickle_of_nine_bytes_takes_no_gigabytes(record: bytes, folder: Path) -> None:
+    (folder / ".metadata").write_bytes(b"\x80\x04" + record)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckFreqError):
+            from_dcp(folder, folder.parent / "chk")
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def _with_a_hole(record: Any) -> None:
+    record.state_dict_metadata["model.w"].size = torch.Size([8, 2])
+
+
+def _twice(record: Any) -> None:
+    record.state_dict_metadata["model.w"].chunks *= 2
+
+
+def _shared(record: Any) -> None:
+    entry = record.state_dict_metadata["model.w"]
+    record.state_dict_metadata |= {f"w{n}": entry for n in range(9)}
+
+
+def _large(record: Any) -> None:
+    entry = record.state_dict_metadata["model.w"]
+    entry.size = entry.chunks[0].sizes = torch.Size([2**40, 2])
+
+
+def _at_one_place(record: Any) -> None:
+    (place,) = (p for i, p in record.storage_data.items() if i.fqn == "model.w")
+    record.storage_data |= {metadata.MetadataIndex(f"w{n}", [0, 0]): place for n in range(9)}
+
+
+def _deep(record: Any) -> None:
+    record.planner_data["model.w"] = (0,) * 5000
+
+
+def _at_a_name_that_never_ends(record: Any) -> None:
+    next(iter(record.storage_data.values())).relative_path = doubled("x")
+
+
+def _with_many_transforms(record: Any) -> None:
+    next(iter(record.storage_data.values())).transform_descriptors = ["x"] * 5000
+
+
+def _with_sizes_of_megabytes(record: Any) -> None:
+    record.state_dict_metadata["model.w"].size = Listed([2 ** (8 << 20)] * 64)
+
+
+def _by_no_text(record: Any) -> None:
+    record.planner_data["model.w"] = ("model", "\ud800")
+
+
+def _by_a_number_without_end(record: Any) -> None:
+    record.planner_data["model.w"] = ("model", 10**5000)
+
+
+def _of_a_dtype_that_is_not_kept(record: Any) -> None:
+    record.state_dict_metadata["model.w"].properties.dtype = torch.quint8
+
+
+class Listed(list[int]):
+    """What a pickle has a plain list for: torch.Size takes no such sizes."""
+
+    def __reduce__(self) -> Any:
+        return torch.Size, ([*self],)
+
+
+_ENDLESS = [_at_a_name_that_never_ends, _with_many_transforms, _with_sizes_of_megabytes]
+_ODD = [_by_no_text, _by_a_number_without_end, _of_a_dtype_that_is_not_kept]
+
+
+@pytest.mark.parametrize(
+    "change", [_with_a_hole, _twice, _shared, _large, _at_one_place, _deep, *_ENDLESS, *_ODD]
+)
+def test_metadata_that_says_more_than_the_files_hold_is_refused(
+    change: Callable[[Any], None], folder: Path
+) -> None:
+    forge(folder, change)
+    with pytest.raises(CorruptCheckpointError, match=r"expected one of dcp\.save"):
+        from_dcp(folder, folder.parent / "chk")
+    assert not (folder.parent / "chk").exists()
+
+
+# ---- values that grow
+
+
+def doubled(value: Any, times: int = 40) -> Any:
+    """Lists of two, of which each holds the next one twice."""
+    for _ in range(times):
+        value = [value, value]
+    return value
+
+
+@pytest.mark.parametrize("inner", [1, "text " * 1000, torch.ones(2)], ids=["int", "text", "tensor"])
+def test_values_that_would_grow_without_end_are_refused(inner: Any, tmp_path: Path) -> None:
+    torch.save({"a": doubled(inner)}, tmp_path / "small.pt")
+    assert (tmp_path / "small.pt").stat().st_size < 10_000
+    with pytest.raises(StateError, match="a manifest has a copy for each place"):
+        from_torch_save(tmp_path / "small.pt", tmp_path / "chk")
+
+
+def test_a_long_number_at_many_places_is_refused(tmp_path: Path) -> None:
+    # What torch.save would write, had pickle a place for numbers that it has seen.
+    number = b"\x8a\xff" + bytes([127] * 255) + b"q\x01"
+    values = b"\x80\x02}X\x01\x00\x00\x00a](" + number + b"h\x01" * 10**6 + b"es."
+    torch.save({}, tmp_path / "empty.pt")
+    with ZipFile(tmp_path / "empty.pt") as empty, ZipFile(tmp_path / "small.pt", "w") as small:
+        for name in empty.namelist():
+            small.writestr(name, values if name.endswith("data.pkl") else empty.read(name))
+    with pytest.raises(StateError, match="a manifest has a copy for each place"):
+        from_torch_save(tmp_path / "small.pt", tmp_path / "chk")
+
+
+def test_values_of_a_dcp_folder_do_not_grow_either(tmp_path: Path) -> None:
+    dcp.save({"a": {1, 2}, "b": 5}, checkpoint_id=tmp_path / "dcp")
+    record = pickle.loads((tmp_path / "dcp" / ".metadata").read_bytes())
+    place = record.storage_data[metadata.MetadataIndex("a")]
+    torch.save(doubled(1), tmp_path / "dcp" / "other")
+    place.relative_path, place.offset = "other", 0
+    place.length = (tmp_path / "dcp" / "other").stat().st_size
+    (tmp_path / "dcp" / ".metadata").write_bytes(pickle.dumps(record))
+    with pytest.raises(StateError, match="a manifest has a copy for each place"):
+        from_dcp(tmp_path / "dcp", tmp_path / "chk")
+
+
+def test_a_value_within_itself_is_refused(tmp_path: Path) -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    torch.save({"a": loop}, tmp_path / "loop.pt")
+    with pytest.raises(StateError, match="or within itself"):
+        from_torch_save(tmp_path / "loop.pt", tmp_path / "chk")
+
+
+def test_a_tensor_that_is_larger_than_memory_once_it_is_written_out_is_refused(
+    tmp_path: Path,
+) -> None:
+    torch.save({"a": torch.zeros(1).expand(2**50)}, tmp_path / "small.pt")
+    with pytest.raises(StorageError, match="expected memory for"):
+        from_torch_save(tmp_path / "small.pt", tmp_path / "chk")
+
+
+def test_values_that_some_places_share_are_taken(tmp_path: Path) -> None:
+    config = {f"option {n}": n / 3 for n in range(100)}
+    content = {
+        "history": [{"config": config, "epoch": n} for n in range(100)],
+        "zeros": [0] * 10**6,
+    }
+    torch.save(content, tmp_path / "shared.pt")
+    from_torch_save(tmp_path / "shared.pt", tmp_path / "chk")
+    back = checkfreq.load(tmp_path / "chk")
+    assert {name: back[name] for name in content} == content
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(
+            {"$deque": 5},
+            {"$deque": []},
+            {"$range": "x"},
+            {"$ndarray": 5},
+            {"$slice": [1, 2, 3, 4]},
+        ),
+        *({"$path": 5}, {"$defaultdict": [[1]], "factory": "int"}, {"$numpy": "|O"}),
+        *({"$frozenset": [[1]]}, {"$torch.layout": "hub"}, {"$timedelta": [10**99, 0, 0]}),
+    ],
+)
+def test_a_tag_with_a_value_that_no_export_writes_is_refused(value: Any, tmp_path: Path) -> None:
+    torch.save({"a": value}, tmp_path / "odd.pt")
+    with pytest.raises(CorruptCheckpointError, match="the form that exports give them"):
+        from_torch_save(tmp_path / "odd.pt", tmp_path / "chk")
+
+
+def test_a_name_that_utf_8_has_not_is_refused(tmp_path: Path) -> None:
+    torch.save({"model": {"\ud800": torch.ones(2)}}, tmp_path / "odd.pt")
+    with pytest.raises(StateError, match=r"name has '\\ud800'"):
+        from_torch_save(tmp_path / "odd.pt", tmp_path / "chk")
+
+
+def test_a_shape_of_a_million_sizes_is_refused_at_once(tmp_path: Path) -> None:
+    shape = f"[{f'{2**62},' * 10**6}9]"
+    header = f'{{"w": {{"dtype": "F32", "shape": {shape}, "data_offsets": [0, 4]}}}}'.encode()
+    path = tmp_path / "wide.safetensors"
+    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
+    with pytest.raises(CorruptCheckpointError, match="expected the shape of a tensor"):
+        from_safetensors(path, tmp_path / "chk")
+
+
+@pytest.mark.parametrize("is_zipped", [True, False])
+def test_a_spoilt_file_of_torch_save_is_read_or_refused(is_zipped: bool, tmp_path: Path) -> None:
+    path, content = tmp_path / "a.pt", {"a": [1, {"b": (2, "x")}], "t": torch.ones(2)}
+    torch.save(content, path, _use_new_zipfile_serialization=is_zipped)
+    data = path.read_bytes()
+    begin = data.index(b"\x80\x02}") if is_zipped else 0
+    end = data.index(b"PK", begin) if is_zipped else len(data)
+    for case in range(400):
+        chance, spoilt = random.Random(case), bytearray(data)
+        for _ in range(chance.choice([1, 1, 3])):
+            spoilt[chance.randrange(begin, end)] = chance.choice(b"bRs0.tu\x81")
+        path.write_bytes(spoilt)
+        with contextlib.suppress(CheckFreqError):
+            from_torch_save(path, tmp_path / f"chk{case}")
+
+
+# ---- what is no file
+
+
+def _fifo(path: Path) -> Path:
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("reads", "name"),
+    [
+        (from_torch_save, "weights.pt"),
+        (from_safetensors, "weights.safetensors"),
+        (from_pretrained, "hub/model.safetensors"),
+        (from_pretrained, "hub/model.safetensors.index.json"),
+        (from_dcp, "dcp/.metadata"),
+        (from_dcp, "dcp/__0_0.distcp"),
+    ],
+)
+def test_a_fifo_is_refused_instead_of_waited_for(
+    reads: Callable[[Path, Path], int], name: str, folder: Path
+) -> None:
+    path = _fifo(folder.parent / name)
+    source = path.parent if "/" in name else path
+    with pytest.raises(ConfigError, match="FIFO, socket or device: expected a regular file"):
+        reads(source, folder.parent / "chk")
+
+
+def test_links_are_followed_as_in_a_cache_of_downloads(tmp_path: Path) -> None:
+    hub = tmp_path / "hub"
+    hub.mkdir()
+    save_file({"w": torch.ones(2)}, tmp_path / "blob")
+    (hub / "model-1.safetensors").symlink_to("../blob")
+    (tmp_path / "index").write_text('{"weight_map": {"w": "model-1.safetensors"}}')
+    (hub / "model.safetensors.index.json").symlink_to("../index")
+    from_pretrained(hub, tmp_path / "chk")
+    from_safetensors(hub / "model-1.safetensors", tmp_path / "chk", step=1)
+    (tmp_path / "link").symlink_to("hub")
+    assert cli.main(["import", str(tmp_path / "link"), str(tmp_path / "chk"), "--step", "2"]) == 0
+    for step in (0, 1, 2):
+        assert checkfreq.load(tmp_path / "chk", step=step)["model"]["w"].tolist() == [1, 1]

@@ -1,0 +1,231 @@
+"""Data that was split or shuffled otherwise is noticed; the same data made again never is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset, random_split
+
+from iterators import CFIterator, ResumableDataLoader, ResumeMismatchError
+from iterators.order.contents import sample_digests
+from iterators.torch.samplers import ResumableSampler
+
+N = 40
+
+
+class Held(Dataset[Any]):
+    """Samples that the dataset holds in an attribute."""
+
+    def __init__(self, held: Any, length: int = N) -> None:
+        self.held, self._length = held, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("no sample may be asked for")
+
+
+class Columns(Held):
+    """A dictionary of columns, as a tokenizer gives one."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__({"ids": held, "mask": [[1, 1]] * len(held)})
+
+
+class Listed(Held):
+    """A dataset that holds its order, as those of torch_geometric do."""
+
+    def __init__(self, order: Any) -> None:
+        super().__init__(None)
+        self._indices = order
+
+
+def order(seed: int) -> list[int]:
+    return np.random.default_rng(seed).permutation(2 * N)[:N].tolist()
+
+
+def values(seed: int) -> torch.Tensor:
+    return torch.randn(2 * N, 5, generator=torch.Generator().manual_seed(1))[order(seed)]
+
+
+class NotReady(Held):
+    """Parts of it fail, or take long, unless they are asked for in time."""
+
+    def __init__(self) -> None:
+        super().__init__(Computed())
+
+    @property
+    def samples(self) -> list[str]:
+        raise OSError("open() it first")
+
+
+class Computed:
+    """A table of another process, say: its length is the result of a job."""
+
+    iloc = None
+
+    def __len__(self) -> int:
+        raise AssertionError("no job may be started")
+
+
+@dataclass
+class Example:
+    """A sample, as many preprocessing scripts hold them."""
+
+    text: str
+    score: float
+
+
+def split_of_stored(seed: int) -> Any:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"text": [f"line {n}" for n in range(2 * N)]})
+    return rows.train_test_split(test_size=N, seed=seed)["train"]
+
+
+def stored(seed: int) -> Any:
+    split = split_of_stored(seed)
+    return split.map(lambda row: {"length": len(row["text"])})  # the order is in the rows now
+
+
+SPLITS: dict[str, Callable[[int], Any]] = {
+    "tensors": lambda seed: TensorDataset(values(seed), torch.arange(N)),
+    "arrays": lambda seed: Held(values(seed).numpy()),
+    "bfloat16": lambda seed: Held(values(seed).bfloat16()),
+    "labels": lambda seed: Held([n % 3 for n in order(seed)]),
+    "numbers": lambda seed: Held(values(seed)[:, 0].tolist()),
+    "paths": lambda seed: Held([Path(f"/data/{n}.jpg") for n in order(seed)]),
+    "pairs": lambda seed: Held([(f"/data/{n}.jpg", 0) for n in order(seed)]),
+    "texts": lambda seed: Held(np.array([f"line {n}" for n in order(seed)])),
+    "bytes": lambda seed: Held([b"%d" % n for n in order(seed)]),
+    "rows": lambda seed: [{"x": row} for row in values(seed)],
+    "columns": lambda seed: Columns([[n, n + 1] for n in order(seed)]),
+    "inside": lambda seed: Held(ConcatDataset([TensorDataset(values(seed))])),
+    "examples": lambda seed: Held([Example(f"line {n}", 0.5) for n in order(seed)]),
+    "times": lambda seed: Held(np.array(order(seed), "datetime64[D]")),
+    "complex": lambda seed: Held(torch.view_as_complex(values(seed)[:, :2].contiguous())),
+    "stored": stored,
+    "inside a wrapper, stored": lambda seed: Held(split_of_stored(seed)),
+}
+
+
+def loaded(saved: Any, live: Any) -> None:
+    state = CFIterator(DataLoader(saved, 4, shuffle=True), seed=1).state_dict()
+    CFIterator(DataLoader(live, 4, shuffle=True), seed=1).load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", SPLITS)
+def test_another_split_is_warned_of_and_the_same_one_is_not(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make = SPLITS[kind]
+    loaded(make(1), make(1))
+    assert not caplog.messages
+    loaded(make(1), make(2))
+    (message,) = caplog.messages
+    assert "split or shuffled without a seed" in message
+    assert f"other values in {type(make(1)).__name__}" in message
+
+
+def test_a_sampler_of_ours_warns_too(caplog: pytest.LogCaptureFixture) -> None:
+    state = ResumableSampler(SPLITS["labels"](1)).state_dict()
+    ResumableSampler(SPLITS["labels"](2)).load_state_dict(state)
+    assert "other values in Held.held" in caplog.text
+
+
+@pytest.mark.parametrize("form", [list, np.array, torch.tensor])
+def test_another_order_that_a_dataset_holds_is_refused(form: Callable[[Any], Any]) -> None:
+    loaded(Listed(form(order(1))), Listed(form(order(1))))
+    with pytest.raises(ResumeMismatchError, match="split or shuffled without a seed"):
+        loaded(Listed(form(order(1))), Listed(form(order(2))))
+
+
+def test_a_shuffle_of_a_stored_dataset_is_refused() -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"x": list(range(N))})
+    loaded(rows.shuffle(seed=1), rows.shuffle(seed=1))
+    with pytest.raises(ResumeMismatchError, match="split or shuffled without a seed"):
+        loaded(rows.shuffle(seed=1), rows.shuffle(seed=2))
+
+
+SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "other last bits": lambda: (
+        Held(torch.cat([values(1), torch.ones(N, 1), torch.zeros(N, 1)], 1)),
+        Held(torch.cat([values(1), torch.ones(N, 1), torch.full((N, 1), 1e-9)], 1) * (1 + 2e-7)),
+    ),
+    "some that are rounded otherwise": lambda: (
+        Held(values(1)),
+        Held(torch.where(torch.arange(N)[:, None] == N // 2, 3 * values(1), values(1))),
+    ),
+    "a moved folder": lambda: (
+        Held([f"/job/1/{n}.jpg" for n in range(N)]),
+        Held([f"/job/2/{n}.jpg" for n in range(N)]),
+    ),
+    "a cache that fills": lambda: (Held([None] * N), Held([b"seen"] * N)),
+    "an array that fills": lambda: (Held(np.zeros((N, 2))), Held(values(1).numpy())),
+    "lists that fill": lambda: (Held([[] for _ in range(N)]), Held([[n] for n in range(N)])),
+    "what is not ready": lambda: (NotReady(), NotReady()),
+    "what is not of the samples": lambda: (Held([1, 2, 3]), Held([4, 5])),
+    "what nobody can read": lambda: (
+        Held([torch.eye(2).to_sparse(), object(), 1j] * 13 + [1]),
+        Held([torch.eye(2).to_sparse(), object(), 2j] * 13 + [1]),
+    ),
+    "tensors without memory": lambda: (
+        Held(torch.ones(N, device="meta")),
+        Held(torch.ones(N, device="meta")),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SAME)
+def test_what_may_differ_between_two_starts_with_the_same_data_is_not_warned_of(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded(*SAME[kind]())
+    assert not caplog.messages
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_ranks_that_hold_samples_of_their_own_are_not_compared_with_one_another(
+    world: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def iterator(rank: int) -> CFIterator:
+        share = (rank, world) if world > 1 else (0, 1)
+        data = Held([n % (rank + 2) for n in range(N)])
+        return CFIterator(ResumableDataLoader(data, 4, seed=1, rank=share[0], world=share[1]))
+
+    merged = iterator(0).merged_state([iterator(rank).state_dict() for rank in (0, 1)])
+    assert merged is not None
+    iterator(1).load_state_dict(merged)
+    assert not caplog.messages
+
+
+def test_no_generator_is_moved_and_no_sample_is_made() -> None:
+    state = random.getstate(), torch.get_rng_state().tolist()
+    assert sample_digests(Held(values(1))).keys() == {"Held.held"}
+    assert (random.getstate(), torch.get_rng_state().tolist()) == state
+
+
+def test_data_that_is_named_is_not_looked_at() -> None:
+    class Named(Held):
+        def data_fingerprint(self) -> str:
+            return "points-1"
+
+    assert sample_digests(Named(values(1))) == {}
+    assert sample_digests(Held(values(1)), "points-1") == {}
+
+
+def test_a_random_split_is_refused_as_ever() -> None:
+    one, other = (
+        random_split(Held(None), [0.5, 0.5], torch.Generator().manual_seed(seed))[0]
+        for seed in (1, 2)
+    )
+    with pytest.raises(ResumeMismatchError, match="split or shuffled without a seed"):
+        loaded(one, other)
