@@ -371,7 +371,7 @@ def test_each_missing_file_is_corruption(store: CheckpointStore) -> None:
         with pytest.raises(CorruptCheckpointError):
             store.verify(1)
         (store.path(1) / name).mkdir()
-        with pytest.raises(CorruptCheckpointError, match="found a directory where a file belongs"):
+        with pytest.raises(CorruptCheckpointError, match="got a directory where a file belongs"):
             store.inspect(1)
         with pytest.raises(CorruptCheckpointError):
             store.verify(1)
@@ -756,7 +756,7 @@ def test_a_link_named_like_a_step_is_no_checkpoint_and_is_warned_of_once(
     store.require(1)
     with pytest.raises(NoCheckpointError, match="no step 9 .step-00000009 is a symbolic link"):
         store.require(9)
-    with pytest.raises(CorruptCheckpointError, match="found a symbolic link"):
+    with pytest.raises(CorruptCheckpointError, match="got a symbolic link"):
         store.manifest(9)
     assert store.prune([9]) == []
     commit(store, 8, after=1)
