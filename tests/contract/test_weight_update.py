@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import threading
-import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +14,7 @@ from checkfreq import CFCheckpoint
 from checkfreq.errors import ConfigError
 from tests.contract.conftest import Gate, Hold
 from tests.contract.runs import Training, managed
+from tests.waiting import opened_while_waited_for
 
 
 class Pair:
@@ -51,39 +47,6 @@ def changed(before: list[torch.Tensor], after: list[torch.Tensor]) -> list[bool]
 def open_gate_in_step(optimizer: torch.optim.Optimizer, gate: Gate) -> None:
     """Let the copy go on from inside ``step``, before the manager's hook: the latest moment."""
     optimizer.register_step_pre_hook(lambda *_: gate.open())
-
-
-@contextlib.contextmanager
-def opened_while_waited_for(gate: Gate) -> Iterator[None]:
-    """Open the gate only once checkfreq has the calling thread wait for an event.
-
-    Opened any earlier, the copy may be done before the update asks for it: then nothing waits.
-    """
-    caller, is_over = threading.get_ident(), threading.Event()
-
-    def watch() -> None:
-        while not is_over.wait(0.001):
-            if waits_for_an_event(caller):
-                gate.open()
-                return
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        watcher.join()
-
-
-def waits_for_an_event(thread: int) -> bool:
-    """Whether code of checkfreq has called ``threading.Event.wait`` in this thread, and waits."""
-    return any(
-        frame.f_code is threading.Event.wait.__code__
-        and frame.f_back is not None
-        and frame.f_back.f_globals["__name__"].startswith("checkfreq.")
-        for frame, _ in traceback.walk_stack(sys._current_frames()[thread])
-    )
 
 
 def test_it_steps_the_one_tracked_optimizer(chk_dir: Path) -> None:
@@ -262,7 +225,7 @@ def test_a_direct_scaler_step_is_as_safe(chk_dir: Path, hold_trainer: Hold) -> N
         manager.save()
         before = pair.weights()
         pair.backward(scaler)
-        with opened_while_waited_for(gate):
+        with opened_while_waited_for(gate.open):
             for optimizer in (pair.d, pair.g):
                 scaler.step(optimizer)
         scaler.update()
@@ -279,7 +242,7 @@ def test_the_wait_of_an_update_is_reported_as_stall(chk_dir: Path, hold_trainer:
     with managed(chk_dir, training.chk) as manager:
         manager.save()
         before = manager.stats()["stall_s"]
-        with opened_while_waited_for(gate):
+        with opened_while_waited_for(gate.open):
             training.update(manager)
         assert manager.stats()["stall_s"] > before
 
