@@ -10,6 +10,7 @@ import pytest
 from checkfreq import faults
 from tests.crash.processes import Trainer, run_to_end, verify_all, wait_unlocked
 from tests.crash.programs import Run
+from tests.crash.test_memory import offered
 
 pytestmark = pytest.mark.crash
 
@@ -72,6 +73,7 @@ def test_what_a_killed_run_left_in_memory_has_the_frozen_base(
     faulty = {"trainer_faults": "slot.release:kill-self:5", "waits": True}
     first = Trainer(Run(**{**vars(run), **faulty}))
     assert first.finish() == -9
+    offered(tmp_path / "chk").close()
     after = run_to_end(run)
     assert after.source == "memory"
     assert after.restored is not None
