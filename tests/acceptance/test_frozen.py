@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from checkfreq import faults
-from tests.acceptance.processes import Trainer, run_to_end, verify_all, wait_unlocked
+from tests.acceptance.processes import Trainer, run_to_end, verify_all, wait_unlocked, wait_until
 from tests.acceptance.programs import Run
 from tests.acceptance.sizes import sized
 
@@ -79,6 +79,7 @@ def test_what_a_killed_run_left_in_memory_has_the_frozen_base(
     faulty = {"trainer_faults": "slot.release:kill-self:5", "waits": True}
     first = Trainer(Run(**{**vars(run), **faulty}))
     assert first.finish() == -9
+    wait_until((tmp_path / "chk" / ".memory-0.sock").exists, "nobody offers the memory")
     after = run_to_end(run)
     assert after.source == "memory"
     assert after.restored is not None
