@@ -233,16 +233,16 @@ class Ending:
             if self._progress.has_iterated:
                 self._pipeline.verify()
                 self._session.make_durable("final", self._progress.requested or Marks())
-        elif self._pipeline.is_written(step):
-            logger.warning(
-                "the last update is in no checkpoint: no boundary was passed after it, and the "
-                "newest checkpoint is of step %d. Call step() after the last update",
-                step,
-            )
-        else:
+        elif self._progress.has_iterated and not self._pipeline.is_written(step):
             logger.warning(
                 "the last boundary, step %d, has no checkpoint and cannot get one: an update was "
                 "attempted since, so the state is no boundary's any more. Call step() after the "
                 "last update",
+                step,
+            )
+        else:
+            logger.warning(
+                "the last update is in no checkpoint: no boundary was passed after it, and the "
+                "newest checkpoint is of step %d. Call step() after the last update",
                 step,
             )

@@ -219,14 +219,17 @@ class WorkerBatches(Wrapped, IterableDataset[WorkerItem]):
         if self._cf_has_warned or callable(getattr(dataset, "set_epoch", None)):
             return
         before, after = (getattr(one, "__dict__", {}) for one in (dataset, used))
-        for name in [name for name in before if "epoch" in name and before[name] != after[name]]:
-            object.__setattr__(self, "_cf_has_warned", True)
-            logger.warning(
-                "%s counts its epochs itself: %s went from %r to %r. Each epoch starts from the "
-                "dataset as the script made it, as in a worker process, so all of them are alike. "
-                "Give it a method set_epoch(epoch), which is called at the start of each epoch",
-                type(dataset).__name__, name, before[name], after[name],
-            )  # fmt: skip
+        for name, value in before.items():
+            # Numbers alone: others may be equal and not say so, as copies.
+            if "epoch" in name and type(value) is int and after.get(name) != value:
+                object.__setattr__(self, "_cf_has_warned", True)
+                logger.warning(
+                    "%s counts its epochs itself: %s went from %r to %r. Each epoch starts from "
+                    "the dataset as the script made it, as in a worker process, so all of them are "
+                    "alike. Give it a method set_epoch(epoch), which is called as each begins",
+                    type(dataset).__name__, name, value, after.get(name),
+                )  # fmt: skip
+                return
 
 
 class _WorkerEpoch:

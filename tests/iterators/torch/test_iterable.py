@@ -215,9 +215,12 @@ class Counting(IterableDataset[int]):
     """Goes on to another order by itself in each epoch, which a copy of it takes with it."""
 
     def __init__(self) -> None:
-        self.epoch = 0
+        self.epoch_weights, self.epoch_source = torch.ones(2), object()
+        self.epoch = self.epochs_begun = 0
 
     def __iter__(self) -> Iterator[int]:
+        self.epoch_weights *= 2
+        self.epochs_begun += 1
         yield from random.Random(self.epoch).sample(range(8), 8)
         self.epoch += 1
 
