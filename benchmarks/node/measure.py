@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn  # noqa: F401 - before there is a group, which its defaults would keep
+import torch.distributed.nn  # before there is a group, which its defaults would keep alive
 from xxhash import xxh3_64_hexdigest
 
 from benchmarks.lab.estimate import quartiles
