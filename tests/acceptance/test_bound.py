@@ -1,4 +1,4 @@
-"""AUTO over the times of recorded runs: it keeps its bound, and saves about as often as it allows."""
+"""AUTO over the times of recorded runs keeps its bound, and saves about as often as it allows."""
 
 from __future__ import annotations
 
