@@ -36,21 +36,6 @@ def grid(shape: tuple[int, ...], cuts: list[list[int]]) -> list[Placed]:
 
 
 @st.composite
-def grids(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Placed]]:
-    shape = tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
-    cuts = [draw(st.lists(st.integers(0, size), max_size=2)) for size in shape]
-    return shape, draw(st.permutations(grid(shape, cuts)))
-
-
-@given(grids())
-def test_what_straight_cuts_leave_covers_exactly(
-    case: tuple[tuple[int, ...], list[Placed]],
-) -> None:
-    shape, boxes = case
-    assert fault_of(shape, boxes) == ""
-
-
-@st.composite
 def some_boxes(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Placed]]:
     shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
     boxes = []
@@ -89,12 +74,6 @@ def test_boxes_that_no_straight_cut_separates_are_compared_one_by_one() -> None:
         "expected each element once, "
         "found [2, 1] at [0, 2] of rank 1 and [1, 2] at [1, 1] of rank 4"
     )
-
-
-def test_a_gap_is_said_with_the_ranks_that_gave_something() -> None:
-    boxes = [placed(0, (0, 0), (2, 3)), placed(3, (4, 0), (1, 3))]
-    assert fault_of((6, 3), boxes) == "expected 18 elements of [6, 3], found 9 from rank(s) 0, 3"
-    assert fault_of((6, 3), boxes, whole=False) == ""
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import pytest
 
 from checkfreq.errors import PersistError
 from checkfreq.store.joint import JointStore
-from checkfreq.store.manifest import Manifest
 from checkfreq.testing import CrashingFileOps
 from tests.store.ranks import (
     Share,
@@ -61,28 +60,6 @@ def holds_all(store: JointStore, step: int, *, world: int = 3) -> bool:
 
 
 # The undisturbed way.
-
-
-def test_a_joint_commit_holds_what_every_rank_wrote_and_nothing_else(store: JointStore) -> None:
-    assert not commit_jointly(store, 5).kept_existing
-    assert store.steps() == [5]
-    assert holds_all(store, 5)
-    assert list(store.manifest(5).ranks) == [0, 1, 2]
-
-
-def test_it_works_in_a_real_directory(tmp_path: Path, is_tree: bool) -> None:
-    store = JointStore(tmp_path / "chk", is_tree=is_tree)
-    store.open()
-    commit_jointly(store, 5)
-    assert holds_all(store, 5)
-
-
-def test_a_member_may_be_done_before_the_leader_begins(store: JointStore) -> None:
-    leader, *members = shares()
-    for member in members:
-        write_part(store, member)
-    leader_commits(store, leader_begins(store, leader), leader)
-    assert holds_all(store, 5)
 
 
 def test_a_part_is_complete_before_it_has_its_name(
@@ -199,16 +176,6 @@ def test_a_leader_that_waits_long_changes_the_directory_to_refresh_its_listing(
     assert disk.listdir(pending.path) == sorted(shares()[0].files)
 
 
-def test_a_leader_that_cannot_change_the_directory_waits_on(
-    store: JointStore, disk: CrashingFileOps
-) -> None:
-    pending = leader_begins(store, shares(world=2)[0])
-    time = FakeTime()
-    disk.fail_after(0, OSError(errno.ENOSPC, "full"))
-    with pytest.raises(PersistError, match="wrote no part within 1 s"):
-        store.wait_for_parts(pending, [1], timeout_s=1.0, clock=time.clock, sleep=time.sleep)
-
-
 def test_a_leader_whose_trainer_is_gone_waits_less_long_for_a_missing_part(
     store: JointStore,
 ) -> None:
@@ -225,11 +192,6 @@ def test_a_leader_whose_trainer_is_gone_waits_less_long_for_a_missing_part(
             sleep=time.sleep,
         )
     assert time.now_s == pytest.approx(103.0)
-
-
-def test_a_leader_without_others_waits_for_nobody(store: JointStore, disk: CrashingFileOps) -> None:
-    pending = leader_begins(store, shares(world=1)[0])
-    store.wait_for_parts(pending, [], timeout_s=0.0)
 
 
 def test_a_part_whose_payload_is_gone_is_refused(store: JointStore, disk: CrashingFileOps) -> None:
@@ -316,14 +278,6 @@ def test_a_member_on_a_full_disk_tells_that_it_failed() -> None:
     disk.watch = refuse
     store.tell_failure(5, attempt="a5", rank=1, why="disk full")
     with pytest.raises(PersistError, match="rank 1 wrote no part: it could not say why"):
-        store.wait_for_parts(pending, [1], timeout_s=10.0)
-
-
-def test_what_a_member_told_first_stays(store: JointStore) -> None:
-    pending = leader_begins(store, shares()[0])
-    for why in ("killed twice", "and given up"):
-        store.tell_failure(5, attempt="a5", rank=1, why=why)
-    with pytest.raises(PersistError, match="rank 1 wrote no part: killed twice$"):
         store.wait_for_parts(pending, [1], timeout_s=10.0)
 
 
@@ -504,19 +458,6 @@ def test_a_leader_that_takes_over_after_the_rename_finds_its_commit_and_syncs_it
     assert not store.is_committed(6, attempt="a5")
 
 
-def test_a_member_that_takes_over_writes_what_is_missing_anew(
-    store: JointStore, disk: CrashingFileOps
-) -> None:
-    leader, one, two = shares()
-    first = member_begins(store, one)
-    disk.write_file(first.path / "m.rank-00001.safetensors", b"half of it")
-    disk.write_file(first.path / ".part-00001.json.new", b"half of it")
-    for member in (one, two):
-        write_part(store, member)
-    leader_commits(store, leader_begins(store, leader), leader)
-    assert holds_all(store, 5)
-
-
 def test_a_part_that_is_there_is_never_written_again(
     store: JointStore, disk: CrashingFileOps
 ) -> None:
@@ -555,15 +496,6 @@ def test_a_full_disk_is_found_before_anything_is_written(store: JointStore) -> N
         store.lead(5, attempt="a5", num_bytes=1 << 50)
     with pytest.raises(OSError, match="needs"):
         store.join(5, attempt="a5", rank=1, num_bytes=1 << 50)
-
-
-def test_the_manifest_of_one_rank_is_still_of_format_1(store: JointStore) -> None:
-    from checkfreq.testing import commit_bytes
-
-    commit_bytes(store, 5, {"m": b"state"})
-    data = store.ops.read_bytes(store.path(5) / "manifest.json")
-    assert data.startswith(b'{"format_version": 1, ')
-    assert Manifest.decode(data, path="m").ranks == {}
 
 
 def test_the_record_of_a_common_step_survives_a_power_cut(

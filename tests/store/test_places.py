@@ -82,11 +82,6 @@ def test_the_reader_that_stands_alone_agrees() -> None:
     assert numpy_reader.RANKS_A_FOLDER == RANKS_A_FOLDER
 
 
-def test_a_name_like_a_folders_is_none() -> None:
-    assert is_folder(folder_of(64))
-    assert not any(map(is_folder, ("ranks-64", "ranks-00064.safetensors", "ranks", "")))
-
-
 def check_whole(store: JointStore) -> None:
     """Each folder of the step has what its ranks wrote, and nothing else."""
     root = store.verify(5)
@@ -104,12 +99,6 @@ def check_whole(store: JointStore) -> None:
     for folder, names in expected.items():
         there = store.ops.scan(store.path(5) / folder)
         assert {name for name, kind in there.items() if kind is Kind.FILE} == names
-
-
-def test_the_files_of_many_ranks_lie_in_folders(store: JointStore) -> None:
-    commit_jointly(store, 5, world=WORLD)
-    check_whole(store)
-    assert list(store.manifest(5).ranks) == [*range(WORLD)]
 
 
 def test_they_do_so_in_a_real_directory(on_disk: JointStore) -> None:
@@ -216,18 +205,6 @@ def test_a_member_that_takes_over_goes_on_in_its_folder(
     assert disk.calls == [f"sync_dir {first.path}/ranks-00004", f"sync_dir {first.path}"]
     leader_commits(store, leader_begins(store, leader), leader)
     check_whole(store)
-
-
-def test_a_member_that_cannot_finish_removes_its_own_files_alone(
-    store: JointStore, disk: CrashingFileOps
-) -> None:
-    _, *members = shares(world=WORLD)
-    write_part(store, members[4])
-    pending = member_begins(store, members[5])
-    store.leave(pending, rank=6)
-    folder = pending.path / "ranks-00004"
-    assert {name for name in disk.listdir(folder) if "00006" in name} == set()
-    assert len(disk.listdir(folder)) == 3
 
 
 def test_a_file_of_an_earlier_step_is_linked_into_its_folder(on_disk: JointStore) -> None:
