@@ -139,12 +139,6 @@ def test_retention_removes_only_what_is_older_than_the_confirmed_step(
     assert rank.persistence._store.verify(4).ranks == {0: own_of(0, 2)}
 
 
-def test_without_other_directories_nothing_needs_to_be_confirmed(open_rank: Open) -> None:
-    rank = open_rank(Role(), num_kept=1)
-    rank.save(2)
-    rank.wait_for_steps(2)
-
-
 def test_a_leader_that_waits_for_parts_does_not_count_as_stuck(
     group: Group, open_rank: Open
 ) -> None:

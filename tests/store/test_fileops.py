@@ -558,3 +558,12 @@ def test_a_users_file_is_where_links_lead_and_no_fifo(tmp_path: Path) -> None:
     assert user_file(tmp_path / "link") == tmp_path / "file"
     with pytest.raises(ConfigError, match="expected a regular file"):
         user_file(tmp_path / "fifo")
+
+
+def test_identity_differs_for_a_new_file_with_the_same_name(tmp_path: Path) -> None:
+    ops = LocalFileOps(tmp_path)
+    ops.write_file(tmp_path / "file", b"")
+    first = ops.identity(tmp_path / "file")
+    ops.rename(tmp_path / "file", tmp_path / "kept")
+    ops.write_file(tmp_path / "file", b"")
+    assert ops.identity(tmp_path / "kept") == first != ops.identity(tmp_path / "file")

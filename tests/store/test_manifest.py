@@ -385,3 +385,9 @@ def test_the_bound_of_a_record_leaves_room_for_the_digests_of_pieces(rows: int, 
     for pieces in (piece_bytes_of(rows * row), piece_bytes_of_shard([rows, row], rows * row)):
         count = -(-rows * row // pieces) if pieces else 1
         assert DIGEST_DIGITS * count < most_bytes(60, rows * row) - STATE_BYTES
+
+
+def test_a_file_that_is_not_listed_is_not_found() -> None:
+    assert MANIFEST.file("model.safetensors") is MODEL
+    with pytest.raises(KeyError):
+        MANIFEST.file("optimizer.safetensors")

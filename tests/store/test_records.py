@@ -76,3 +76,12 @@ def test_a_removed_step_is_no_longer_a_checkpoint(store: CheckpointStore) -> Non
     store.prune([1])
     with pytest.raises(NoCheckpointError, match="step 1"):
         records.manifest(1)
+
+
+def test_an_older_record_does_not_take_the_place_of_the_newest(store: CheckpointStore) -> None:
+    records = Records(store)
+    with steps_parsed() as steps:
+        newest = records.manifest(2)
+        records.manifest(1)
+        assert records.manifest(2) is newest
+    assert steps == [2, 1]

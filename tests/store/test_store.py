@@ -108,6 +108,12 @@ def test_open_makes_missing_parents_durable(disk: CrashingFileOps) -> None:
     ]
 
 
+def test_open_where_a_file_is_in_the_way_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "chk").write_bytes(b"")
+    with pytest.raises(FileExistsError):
+        CheckpointStore(tmp_path / "chk").open()
+
+
 def test_open_removes_what_interrupted_commits_and_prunes_left(store: CheckpointStore) -> None:
     commit(store, 1)
     store.begin(2, attempt="a").create_payload("m", 10).close()
@@ -791,3 +797,13 @@ def test_a_step_set_aside_without_a_rename_is_copied_completely(
     assert CheckpointStore(MEMORY / "quarantine", ops=disk).verify(2).step == 2
     assert memory.steps() == [1]
     assert not disk.exists(memory.path(2))
+
+
+def test_a_rename_that_fails_for_another_reason_is_an_error(
+    disk: CrashingFileOps, memory: CheckpointStore
+) -> None:
+    commit(memory, 1, 2)
+    disk.fail_after(0, inject(errno.EIO))
+    with pytest.raises(OSError, match="Input/output"):
+        memory.prune([1])
+    assert memory.steps() == [1, 2]

@@ -190,6 +190,13 @@ def test_what_does_not_fit_together_is_refused_by_name(
         store.merge_parts(pending, found[0].manifest(), range(1, WORLD))
 
 
+def test_a_shard_of_what_the_leader_has_whole_is_refused(store: JointStore) -> None:
+    found = listed()
+    found[0].files["m.safetensors"] = {"weight": ([WORLD, 4], bytes(4 * WORLD))}
+    with pytest.raises(PersistError, match="expected whole or in shards, found both"):
+        commit(store, found)
+
+
 def test_a_member_refuses_to_tell_of_a_shard_that_it_has_not(store: JointStore) -> None:
     share = listed()[1]
     share.own["m"]["shards"]["lost"] = [[2], [0]]
