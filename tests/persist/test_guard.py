@@ -83,13 +83,6 @@ def test_a_deleted_lock_file_is_locked_again(client: WorkerClient, chk_dir: Path
     assert "gone" not in message
     client.submit(request(5))  # nothing is left to report
     assert isinstance(next_reply(client), p.Committed)
-
-
-def test_a_deleted_lock_file_is_locked_again_before_anything_is_removed(
-    client: WorkerClient, chk_dir: Path
-) -> None:
-    client.submit(request(4))
-    assert isinstance(next_reply(client), p.Committed)
     (chk_dir / ".lock").unlink()
     client.ask(p.Prune((3,)))
     assert isinstance(next_reply(client), p.Retaken)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
-import xxhash
 
 import checkfreq
 
@@ -67,16 +65,6 @@ def test_no_other_module_is_imported_from_the_trainers_path(tmp_path: Path) -> N
     text = run([sys.executable, "-c", late + START], tmp_path, PYTHONPATH=str(ROOT))
     assert "not enough values to unpack" in text
     assert not (planted / "ran").exists()
-
-
-def test_packages_are_found_where_the_trainer_found_them(tmp_path: Path) -> None:
-    """In an environment in which nothing is installed."""
-    venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
-    places = os.pathsep.join([str(ROOT), str(Path(xxhash.__file__).parents[1])])
-    python = str(tmp_path / "bare" / "bin" / "python")
-    text = run([python, "-c", START], tmp_path, PYTHONPATH=places)
-    assert "not enough values to unpack" in text
-    assert str(ROOT / "checkfreq" / "persist" / "worker.py") in text
 
 
 def test_the_worker_imports_from_an_archive_if_the_trainer_does(tmp_path: Path) -> None:

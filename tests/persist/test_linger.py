@@ -11,7 +11,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -48,6 +47,7 @@ from tests.persist.lone import (
     taken,
     wait_paused,
 )
+from tests.users import as_another_user, public_folder
 
 Start = Callable[..., LoneWorker]
 
@@ -470,44 +470,34 @@ def test_many_ranks_without_trainers_finish_by_themselves_and_each_keeps_its_par
         member.close()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="being another user needs root")
+AS_A_CLIENT = """
+import socket, sys
+sock = socket.socket(socket.AF_UNIX)
+sock.settimeout(60)
+try:
+    sock.connect(sys.argv[1])
+    sock.sendall(bytes.fromhex(sys.argv[2]))
+    print("answered" if sock.recv(1) else "dropped")
+except (BrokenPipeError, ConnectionResetError):
+    print("dropped")
+except OSError as error:
+    print(type(error).__name__)
+"""
+
+
 def test_another_user_gets_nothing(slot: HandMadeSlot) -> None:
-    root = Path(tempfile.mkdtemp(dir="/tmp"))  # pytest's own folders are closed to other users
-    root.chmod(0o755)
-    worker = LoneWorker(root / "chk")
-    try:
+    with public_folder() as root, contextlib.closing(LoneWorker(root / "chk")) as worker:
         worker.share(slot)
         worker.commit(7)
         worker.lose_trainer()
         worker.offer().close()
         path = f.socket_path(worker.chk_dir, 0)
-        assert _as_another_user(path, hello(worker.chk_dir)) == "PermissionError"
+        greeting = f.encode(hello(worker.chk_dir)).hex()
+        client = (sys.executable, "-I", "-c", AS_A_CLIENT, str(path), greeting)
+        assert as_another_user(*client).stdout == "PermissionError\n"
         path.chmod(0o666)
-        assert _as_another_user(path, hello(worker.chk_dir)) == "dropped"
+        assert as_another_user(*client).stdout == "dropped\n"
         assert step_of(worker) == (7, Stage.DURABLE)
-    finally:
-        worker.close()
-        shutil.rmtree(root)
-
-
-def _as_another_user(path: Path, greeting: f.Hello) -> str:
-    program = (
-        "import os, socket, sys\n"
-        "os.setgid(65534)\n"
-        "os.setuid(65534)\n"
-        "sock = socket.socket(socket.AF_UNIX)\n"
-        "sock.settimeout(60)\n"
-        "try:\n"
-        "    sock.connect(sys.argv[1])\n"
-        "    sock.sendall(bytes.fromhex(sys.argv[2]))\n"
-        "    print('answered' if sock.recv(1) else 'dropped')\n"
-        "except (BrokenPipeError, ConnectionResetError):\n"
-        "    print('dropped')\n"
-        "except OSError as error:\n"
-        "    print(type(error).__name__)\n"
-    )
-    command = [sys.executable, "-I", "-c", program, str(path), f.encode(greeting).hex()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout.strip()
 
 
 def hello(chk_dir: Path, purpose: Purpose = Purpose.TAKE, **changes: object) -> f.Hello:

@@ -19,7 +19,7 @@ from checkfreq.persist.writer import RateLimiter, SnapshotWriter
 from checkfreq.store.joint import JointStore
 from checkfreq.types import Role
 from tests.persist.conftest import next_reply, request
-from tests.persist.group import Group, Rank, group_in, own_of, role_of, wait_for
+from tests.persist.group import Group, Rank, group_in, role_of, wait_for
 
 
 @pytest.fixture
@@ -114,17 +114,6 @@ def test_a_successor_waits_as_long_as_it_was_told_and_else_as_long_as_parts_may_
 # Parts that do not come, or do not fit.
 
 
-def test_a_leader_gives_up_at_the_deadline_and_names_the_ranks(group: Group) -> None:
-    leader, _, present, _ = group.start(4)
-    present.submit(2)
-    expect_committed(present, 2)
-    leader.submit(2, part_timeout_s=0.2)
-    failed = expect_failed(leader, "rank(s) 1, 3 wrote no part within 0.2 s")
-    assert failed.phase == "parts"
-    group.verify()
-    assert not group.pending
-
-
 @pytest.mark.parametrize("point", ["parts.rename", "worker.reply"])
 def test_a_member_killed_at_the_point_costs_the_attempt_and_nothing_else(
     point: str, group: Group
@@ -166,33 +155,6 @@ def test_a_member_that_is_still_writing_when_the_leader_gives_up_says_so(
     gate.touch()
     failed = expect_failed(slow, "rank 0, which leads, gave up the attempt: ")
     assert failed.phase in ("sync", "part")
-    assert not group.pending
-
-
-def test_files_of_a_member_that_comes_after_the_leader_gave_up_are_removed_with_the_next_attempt(
-    group: Group,
-) -> None:
-    leader, late = group.start(2)
-    leader.submit(2, part_timeout_s=0.1)
-    expect_failed(leader, "rank(s) 1 wrote no part")
-    late.submit(2)
-    expect_committed(late, 2)
-    assert group.pending == [".tmp-2-attempt2"]
-    for rank in (leader, late):
-        rank.submit(3)
-    for rank in (leader, late):
-        expect_committed(rank, 3)
-    group.verify(3)
-    assert not group.pending
-
-
-def test_a_part_that_does_not_fit_is_an_error_that_says_what_was_expected(group: Group) -> None:
-    leader, member = group.start(2)
-    member.submit(2, own=own_of(0, 2))
-    expect_committed(member, 2)
-    leader.submit(2)
-    assert expect_failed(leader, "expected each element once, found").phase == "parts"
-    group.verify()
     assert not group.pending
 
 

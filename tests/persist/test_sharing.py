@@ -122,19 +122,24 @@ def test_another_worker_writes_everything_first(site: Site) -> None:
     assert [linked(site.persist(step, ("a", 0))) for step in (2, 3)] == [False, True]
 
 
+def kill_at(point: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker is killed in step 3, so that nothing is removed, and another one starts."""
+    monkeypatch.setenv("CHECKFREQ_FAULT", f"{point}:raise-EIO")
+    faults.reload()
+    with pytest.raises(OSError, match=point):
+        task_for(site.site, request(3, world=2, contents={FROZEN: ("a", 0)})).run()
+    monkeypatch.delenv("CHECKFREQ_FAULT")
+    faults.reload()
+    site.restart()
+
+
 def test_of_a_record_that_a_killed_worker_left_nobody_knows_what_was_linked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(tmp_path / "chk", role=LEADER)
     for step in (1, 2):
         site.persist(step, ("a", 0))
-    monkeypatch.setenv("CHECKFREQ_FAULT", "commit.rename:raise-EIO")
-    faults.reload()
-    with pytest.raises(OSError, match="commit.rename"):  # as a kill leaves it: nothing is removed
-        task_for(site.site, request(3, world=2, contents={FROZEN: ("a", 0)})).run()
-    monkeypatch.delenv("CHECKFREQ_FAULT")
-    faults.reload()
-    site.restart()
+    kill_at("commit.rename", site, monkeypatch)
     assert not linked(site.persist(3, ("a", 0)))
     assert [os.stat(site.path(step)).st_nlink for step in (1, 2, 3)] == [3, 3, 3]
     assert [linked(site.persist(step, ("a", 0))) for step in (4, 5)] == [False, True]
@@ -147,13 +152,7 @@ def test_a_link_that_a_killed_worker_left_is_not_written_through(
     for step in (1, 2):
         site.persist(step, ("a", 0))
     before = site.image(site.frozen)
-    monkeypatch.setenv("CHECKFREQ_FAULT", "commit.write_manifest:raise-EIO")
-    faults.reload()
-    with pytest.raises(OSError, match="commit.write_manifest"):
-        task_for(site.site, request(3, world=2, contents={FROZEN: ("a", 0)})).run()
-    monkeypatch.delenv("CHECKFREQ_FAULT")
-    faults.reload()
-    site.restart()
+    kill_at("commit.write_manifest", site, monkeypatch)
     site.fill(site.frozen, 7)
     site.persist(3, ("b", 0))
     assert site.path(3).read_bytes() == site.image(site.frozen) != before
