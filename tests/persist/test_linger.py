@@ -81,6 +81,23 @@ def lingering(start: Start) -> LoneWorker:
     return worker
 
 
+@pytest.fixture
+def go(tmp_path: Path) -> Path:
+    """Ends the pause of ``writing``."""
+    return tmp_path / "go"
+
+
+@pytest.fixture
+def writing(start: Start, go: Path) -> LoneWorker:
+    """A worker whose trainer is gone, and which stops at the sync of step 8's payload."""
+    worker = start(faults=paused_at("commit.sync_payload", go))
+    worker.channel.send(request(8))
+    worker.channel.send(p.AddMark(8, True, {}))  # nobody waits for its answer any more
+    wait_paused(go)
+    worker.lose_trainer()
+    return worker
+
+
 def step_of(worker: LoneWorker) -> tuple[int, Stage]:
     """The step that is offered, whose digests are right, and its stage."""
     with worker.offer() as offer:
@@ -112,21 +129,25 @@ def test_a_durable_snapshot_is_offered_and_the_directory_is_free(
     assert step_of(lingering) == (7, Stage.DURABLE)
 
 
-def test_a_snapshot_that_is_still_being_written_is_offered(
-    start: Start, chk_dir: Path, tmp_path: Path
+def test_a_snapshot_that_is_still_being_written_is_offered_and_sigterm_ends_it_only_afterwards(
+    writing: LoneWorker, go: Path, chk_dir: Path
 ) -> None:
-    worker = start(faults=paused_at("commit.sync_payload", tmp_path / "go"))
-    worker.channel.send(request(8))
-    wait_paused(tmp_path / "go")
+    assert step_of(writing) == (8, Stage.IN_FLIGHT)
+    assert not writing.is_free()
+    os.kill(writing.process.pid, signal.SIGTERM)
+    assert step_of(writing) == (8, Stage.IN_FLIGHT)
+    go.touch()
+    eventually(lambda: step_of(writing) == (8, Stage.DURABLE), "it is known to be durable")
+    eventually(writing.is_free, "the lock is free")
 
-    worker.lose_trainer()
+    def ended() -> bool:  # it says nowhere when it begins to listen to the signal
+        writing.process.send_signal(signal.SIGTERM)
+        return writing.process.poll() is not None
 
-    assert step_of(worker) == (8, Stage.IN_FLIGHT)
-    assert not worker.is_free()
-    (tmp_path / "go").touch()
-    eventually(lambda: CheckpointStore(chk_dir).steps() == [8], "the commit")
-    assert eventually(lambda: status(chk_dir, 0), "a status").step == 8
-    eventually(lambda: step_of(worker) == (8, Stage.DURABLE), "it is known to be durable")
+    eventually(ended, "the end")
+    assert writing.process.returncode == 0
+    assert ranks_in(chk_dir) == []
+    assert CheckpointStore(chk_dir).verify(8).step == 8
 
 
 def test_a_snapshot_that_could_not_be_written_after_the_death_is_offered(
@@ -218,37 +239,35 @@ def test_a_worker_that_may_not_or_has_nothing_to_keep_ends(keep_s: float, start:
 # ---- being taken
 
 
-def test_a_successor_goes_on_with_the_slots_as_they_are(
+def test_successors_go_on_with_the_slots_as_they_are_and_leave_them_if_they_die(
     lingering: LoneWorker, chk_dir: Path
 ) -> None:
-    with taken(lingering) as successor:
-        assert ranks_in(chk_dir) == []
-        successor.channel.send(opening(chk_dir))
-        assert isinstance(successor.next_reply(), p.Opened)
-        assert not lingering.is_free()
-
-        successor.channel.send(request(9))
-        assert isinstance(successor.next_reply(), p.Committed)
-        os.kill(lingering.process.pid, signal.SIGTERM)  # as any worker, it outlives that
-        successor.channel.send(p.Close())
-
-        assert lingering.wait_ended() == 0
-    assert CheckpointStore(chk_dir).verify(9).step == 9
+    with taken(lingering):
+        assert ranks_in(chk_dir) == []  # and it dies before it opens
+    assert step_of(lingering) == (7, Stage.DURABLE)
+    for step in (9, 12):
+        with taken(lingering) as successor:
+            successor.channel.send(opening(chk_dir))
+            assert isinstance(successor.next_reply(), p.Opened)
+            assert not lingering.is_free()
+            successor.channel.send(request(step))
+            assert isinstance(successor.next_reply(), p.Committed)
+            if step == 12:
+                os.kill(lingering.process.pid, signal.SIGTERM)  # as any worker, it outlives that
+                successor.channel.send(p.Close())
+                assert lingering.wait_ended() == 0
+        if step == 9:
+            assert step_of(lingering) == (9, Stage.DURABLE)
+    assert CheckpointStore(chk_dir).verify(12).step == 12
 
 
 def test_a_successor_need_not_wait_for_what_is_in_flight_and_hears_of_its_end(
-    start: Start, chk_dir: Path, tmp_path: Path
+    writing: LoneWorker, go: Path, chk_dir: Path
 ) -> None:
-    worker = start(faults=paused_at("commit.sync_payload", tmp_path / "go"))
-    worker.channel.send(request(8))
-    worker.channel.send(p.AddMark(8, True, {}))  # nobody waits for its answer any more
-    wait_paused(tmp_path / "go")
-    worker.lose_trainer()
-
-    with taken(worker) as successor:
+    with taken(writing) as successor:
         successor.channel.send(opening(chk_dir))
         assert isinstance(successor.next_reply(), p.Opened)
-        (tmp_path / "go").touch()
+        go.touch()
         reply = successor.next_reply()
 
         assert isinstance(reply, p.Committed)
@@ -259,15 +278,11 @@ def test_a_successor_need_not_wait_for_what_is_in_flight_and_hears_of_its_end(
 
 
 def test_what_ended_between_offer_and_take_is_told_all_the_same(
-    start: Start, chk_dir: Path, tmp_path: Path
+    writing: LoneWorker, go: Path
 ) -> None:
-    worker = start(faults=paused_at("commit.sync_payload", tmp_path / "go"))
-    worker.channel.send(request(8))
-    wait_paused(tmp_path / "go")
-    worker.lose_trainer()
-    offer = worker.offer()
-    (tmp_path / "go").touch()
-    eventually(worker.is_free, "the lock is free")
+    offer = writing.offer()
+    go.touch()
+    eventually(writing.is_free, "the lock is free")
 
     adopted = offer.take(stderr_fd=2)
 
@@ -278,31 +293,12 @@ def test_what_ended_between_offer_and_take_is_told_all_the_same(
     os.close(adopted.pidfd)
 
 
-def test_of_two_runs_only_one_takes_it(lingering: LoneWorker) -> None:
+def test_of_two_runs_only_one_takes_it_and_gets_its_errors(lingering: LoneWorker) -> None:
+    log = os.memfd_create("stderr")
     first, second = lingering.offer(), lingering.offer()
-    adopted = second.take(stderr_fd=2)
+    adopted = second.take(stderr_fd=log)
     with pytest.raises(HandoverError):
         first.take(stderr_fd=2)
-    adopted.channel.close()
-    os.close(adopted.pidfd)
-
-
-def test_a_successor_that_dies_leaves_what_it_had(lingering: LoneWorker, chk_dir: Path) -> None:
-    with taken(lingering):
-        pass  # before it opens
-    assert step_of(lingering) == (7, Stage.DURABLE)
-    with taken(lingering) as successor:
-        successor.channel.send(opening(chk_dir))
-        assert isinstance(successor.next_reply(), p.Opened)
-        successor.channel.send(request(12))
-        assert isinstance(successor.next_reply(), p.Committed)
-
-    assert step_of(lingering) == (12, Stage.DURABLE)
-
-
-def test_its_errors_go_to_the_successor(lingering: LoneWorker, chk_dir: Path) -> None:
-    log = os.memfd_create("stderr")
-    adopted = lingering.take(stderr_fd=log)
     there = Path(f"/proc/{lingering.process.pid}/fd/2")
     eventually(lambda: there.stat().st_ino == os.fstat(log).st_ino, "its stderr")
     adopted.channel.close()
@@ -332,42 +328,14 @@ def test_it_ends_when_another_run_has_no_use_for_it(
 
 
 def test_what_is_still_being_written_is_written_before_it_ends(
-    start: Start, chk_dir: Path, tmp_path: Path
+    writing: LoneWorker, go: Path, chk_dir: Path
 ) -> None:
-    worker = start(faults=paused_at("commit.sync_payload", tmp_path / "go"))
-    worker.channel.send(request(8))
-    wait_paused(tmp_path / "go")
-    worker.lose_trainer()
-    worker.offer().release()
+    writing.offer().release()
     eventually(lambda: ranks_in(chk_dir) == [], "it has let the memory go")
-    (tmp_path / "go").touch()
+    go.touch()
 
-    assert worker.wait_ended() == 0
+    assert writing.wait_ended() == 0
 
-    assert CheckpointStore(chk_dir).verify(8).step == 8
-
-
-def test_sigterm_ends_it_once_nothing_is_left_to_write(
-    start: Start, chk_dir: Path, tmp_path: Path
-) -> None:
-    worker = start(faults=paused_at("commit.sync_payload", tmp_path / "go"))
-    worker.channel.send(request(8))
-    wait_paused(tmp_path / "go")
-    worker.lose_trainer()
-    worker.offer().close()
-    os.kill(worker.process.pid, signal.SIGTERM)
-    assert step_of(worker) == (8, Stage.IN_FLIGHT)
-    (tmp_path / "go").touch()
-    eventually(worker.is_free, "the lock is free")
-
-    def ended() -> bool:  # it says nowhere when it begins to listen to the signal
-        worker.process.send_signal(signal.SIGTERM)
-        return worker.process.poll() is not None
-
-    eventually(ended, "the end")
-
-    assert worker.process.returncode == 0
-    assert ranks_in(chk_dir) == []
     assert CheckpointStore(chk_dir).verify(8).step == 8
 
 

@@ -90,12 +90,6 @@ def test_a_box_outside_the_tensor_is_named(box: Placed) -> None:
     assert str(box).endswith("of rank 2")
 
 
-def test_a_tensor_without_dimensions_is_covered_by_one_box_only() -> None:
-    assert fault_of((), [placed(0, (), ())]) == ""
-    assert "element once" in fault_of((), [placed(0, (), ()), placed(1, (), ()), placed(2, (), ())])
-    assert fault_of((), []) == "expected 1 elements of [], found 0 from rank(s) "
-
-
 def test_thousands_of_boxes_are_told_apart_without_comparing_each_pair() -> None:
     boxes = grid((64, 64, 4), [list(range(1, 64)), list(range(1, 64)), [2]])
     random.Random(0).shuffle(boxes)

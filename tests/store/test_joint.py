@@ -62,43 +62,6 @@ def holds_all(store: JointStore, step: int, *, world: int = 3) -> bool:
 # The undisturbed way.
 
 
-def test_a_part_is_complete_before_it_has_its_name(
-    store: JointStore, disk: CrashingFileOps
-) -> None:
-    _, member, _ = shares()
-    pending = member_begins(store, member)
-    del disk.calls[:]
-    store.write_part(pending, member.manifest())
-    hidden, path = pending.path / ".part-00001.json.new", pending.path / "part-00001.json"
-    assert disk.calls == [
-        f"write_file {hidden}",
-        f"sync_file {hidden}",
-        f"rename {hidden} {path}",
-        f"sync_dir {pending.path}",
-    ]
-
-
-def test_parts_go_only_when_the_whole_record_is_durable(
-    store: JointStore, disk: CrashingFileOps, is_tree: bool
-) -> None:
-    leader, *members = shares()
-    for member in members:
-        write_part(store, member)
-    pending = leader_begins(store, leader)
-    del disk.calls[:]
-    leader_commits(store, pending, leader)
-    begin = disk.calls.index(f"write_file {pending.path}/manifest.json")
-    removed = [f"unlink {pending.path}/part-0000{rank}.json" for rank in (1, 2)]
-    assert disk.calls[begin : begin + (4 if is_tree else 6)] == [
-        f"write_file {pending.path}/manifest.json",
-        f"sync_file {pending.path}/manifest.json",
-        *([] if is_tree else removed),
-        f"sync_dir {pending.path}",
-        f"rename {pending.path} {store.path(5)}",
-    ]
-    assert is_tree is (len(disk.calls[:begin]) > 0)  # the leader's own record comes before it
-
-
 def test_a_joint_commit_supersedes_later_steps_and_keeps_one_that_is_there(
     store: JointStore,
 ) -> None:
@@ -120,12 +83,11 @@ def test_a_joint_commit_supersedes_later_steps_and_keeps_one_that_is_there(
 
 
 class FakeTime:
-    """A clock that only sleeps advance; ``then`` is called at the third sleep."""
+    """A clock that only sleeps advance."""
 
-    def __init__(self, then: Callable[[], object] = lambda: None) -> None:
+    def __init__(self) -> None:
         self.now_s = 100.0
         self.pauses: list[float] = []
-        self._then = then
 
     def clock(self) -> float:
         return self.now_s
@@ -133,19 +95,6 @@ class FakeTime:
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
         self.pauses.append(seconds)
-        if len(self.pauses) == 3:
-            self._then()
-
-
-def test_the_leader_polls_for_parts_with_growing_pauses(
-    store: JointStore,
-) -> None:
-    leader, one, two = shares()
-    pending = leader_begins(store, leader)
-    write_part(store, one)
-    time = FakeTime(then=lambda: write_part(store, two))
-    store.wait_for_parts(pending, [1, 2], timeout_s=10.0, clock=time.clock, sleep=time.sleep)
-    assert time.pauses == [0.002, 0.004, 0.008]
 
 
 def test_a_missing_part_is_an_error_at_the_deadline_that_names_the_ranks(
@@ -158,6 +107,7 @@ def test_a_missing_part_is_an_error_at_the_deadline_that_names_the_ranks(
         store.wait_for_parts(pending, [1, 2, 3], timeout_s=10.0, clock=time.clock, sleep=time.sleep)
     assert (caught.value.step, caught.value.phase) == (5, "parts")
     assert time.now_s == pytest.approx(110.0)
+    assert time.pauses[:3] == [0.002, 0.004, 0.008]
     assert max(time.pauses) == 0.05
 
 
@@ -406,21 +356,6 @@ def test_opening_for_a_replacement_keeps_what_other_ranks_may_be_writing(
 
 
 # Taking over.
-
-
-def test_a_leader_that_takes_over_writes_its_own_anew_and_finds_the_parts(
-    store: JointStore, disk: CrashingFileOps
-) -> None:
-    leader, *members = shares()
-    first = leader_begins(store, leader)
-    for member in members:
-        write_part(store, member)
-    disk.write_file(first.path / "m.safetensors", b"half of it")
-    disk.write_file(first.path / "manifest.json", leader.manifest().encode()[:50])
-    again = leader_begins(store, leader)
-    assert store.record_left(again) is None
-    leader_commits(store, again, leader)
-    assert holds_all(store, 5)
 
 
 @pytest.mark.parametrize("call", ["unlink", "sync_dir", "rename"])
