@@ -658,7 +658,7 @@ def test_it_ends_when_memory_is_short(here: Callable[..., Lingering], tmp_path: 
 
 
 def test_time_is_told_by_the_clock_that_it_was_given(here: Callable[..., Lingering]) -> None:
-    ticks = iter(range(0, 10_000, 100))
+    ticks = iter(range(0, 10_000, 400))
     lingering = here(until_s=500.0, clock=lambda: float(next(ticks)))
     assert end_of(lingering) is Ending.TIME
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
 from collections import Counter
 
 import pytest
@@ -21,18 +20,6 @@ def placed(rank: int, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Place
 def elements(one: Placed) -> list[tuple[int, ...]]:
     ranges = (range(o, o + s) for o, s in zip(*one.box, strict=True))
     return list(itertools.product(*ranges))
-
-
-def grid(shape: tuple[int, ...], cuts: list[list[int]]) -> list[Placed]:
-    """The boxes between cuts in each dimension, one per rank."""
-    edges = [
-        list(itertools.pairwise([0, *sorted(some), size]))
-        for some, size in zip(cuts, shape, strict=True)
-    ]
-    return [
-        placed(rank, tuple(a for a, _ in cell), tuple(b - a for a, b in cell))
-        for rank, cell in enumerate(itertools.product(*edges))
-    ]
 
 
 @st.composite
@@ -88,9 +75,3 @@ def test_boxes_that_no_straight_cut_separates_are_compared_one_by_one() -> None:
 def test_a_box_outside_the_tensor_is_named(box: Placed) -> None:
     assert fault_of((6, 3), [box]) == f"expected a box within [6, 3], found {box}"
     assert str(box).endswith("of rank 2")
-
-
-def test_thousands_of_boxes_are_told_apart_without_comparing_each_pair() -> None:
-    boxes = grid((64, 64, 4), [list(range(1, 64)), list(range(1, 64)), [2]])
-    random.Random(0).shuffle(boxes)
-    assert fault_of((64, 64, 4), boxes) == ""
