@@ -373,22 +373,37 @@ def test_a_file_that_ends_while_it_is_verified_is_corruption(store: CheckpointSt
 # Records that are too large.
 
 
-def test_a_record_larger_than_its_state_may_be_is_refused_when_it_is_written(
-    store: CheckpointStore,
-) -> None:
-    header = b"{}" + b" " * (1 << 20)  # blanks add nothing, and a MiB of payload 1 KiB for digests
+def write_large(store: CheckpointStore, *, state_bytes: int, header: bytes) -> None:
+    """A step of no tensors, with so much other state, and a file with such a header."""
     image = len(header).to_bytes(8, "little") + header
     entry = FileEntry("m.safetensors", len(image), len(image), digest_of(image), ())
     pending = store.begin(1, attempt="test")
     file = pending.create_payload(entry.name, len(image))
     file.pwrite(memoryview(image), 0)
     pending.finish_payload(file, len(image))
-    objects = {"notes": {"kind": "dict", "tree": "a" * (STATE_BYTES + 1024)}}
+    objects = {"notes": {"kind": "dict", "tree": "a" * state_bytes}}
     manifest = Manifest(1, "test", 1, 0.0, {}, (entry,), objects)
-    with pytest.raises(PersistError, match=r"manifest .* bytes long.*Keep long lists"):
+    try:
         store.commit(pending, manifest)
-    store.abort(pending)
+    except PersistError:
+        store.abort(pending)
+        raise
+
+
+def test_a_record_larger_than_its_state_may_be_is_refused_when_it_is_written(
+    store: CheckpointStore,
+) -> None:
+    with pytest.raises(PersistError, match=r"manifest .* bytes long.*Keep long lists"):
+        # Blanks add nothing, and a MiB of payload 1 KiB for digests.
+        write_large(store, state_bytes=STATE_BYTES + 1024, header=b"{}" + b" " * (1 << 20))
     assert store.steps() == []
+
+
+def test_a_record_may_be_as_large_as_the_headers_of_its_tensors_make_it(
+    store: CheckpointStore,
+) -> None:
+    write_large(store, state_bytes=STATE_BYTES, header=b"n" * (5 << 20))
+    assert store.manifest(1).objects["notes"]["tree"] == "a" * STATE_BYTES
 
 
 def test_a_record_larger_than_it_can_need_is_corruption_and_not_read(
