@@ -50,6 +50,17 @@ def test_frames_arrive_in_any_pieces(frames: list[f.Frame], cut: int) -> None:
     assert reader.is_empty
 
 
+@given(data=st.binary(max_size=200))
+def test_bytes_of_any_kind_are_refused_or_wait_for_more(data: bytes) -> None:
+    reader = FrameReader()
+    reader.feed(data)
+    try:
+        while reader.next_frame() is not None:
+            pass
+    except HandoverError:
+        pass
+
+
 @given(frame=FRAMES, name=st.text(max_size=9), value=JSON)
 def test_a_frame_with_a_field_of_another_kind_is_refused_or_as_bounded(
     frame: f.Frame, name: str, value: object

@@ -105,7 +105,7 @@ def test_a_holder_that_ended_is_not_named(tmp_path: Path) -> None:
     first.release()
 
 
-def test_another_user_cannot_hold_the_lock_and_is_told_what_to_do() -> None:
+def test_another_user_who_may_read_the_directory_cannot_hold_its_lock() -> None:
     with public_folder(0o777) as folder:
         acquire(lock := DirectoryLock(folder))
         lock.release()

@@ -455,7 +455,7 @@ def test_a_file_of_another_user_hands_on_nothing(tmp_path: Path) -> None:
     assert after.st_mode == before.st_mode
 
 
-def test_a_replaced_file_hands_on_its_permissions_but_never_setuid(tmp_path: Path) -> None:
+def test_setuid_is_never_handed_on(tmp_path: Path) -> None:
     ops = LocalFileOps(tmp_path)
     ops.write_file(tmp_path / "file", b"old")
     (tmp_path / "file").chmod(0o6750)
