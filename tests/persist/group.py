@@ -1,16 +1,10 @@
-"""Ranks for tests: each has its own slot and a real worker; one process plays all trainers.
-
-``python -m tests.persist.group DIR RANK WORLD STEP [SECONDS]`` runs one rank as a separate
-process, which hands its snapshot over and is killed at once.
-"""
+"""Ranks for tests: each has its own slot and a real worker; one process plays all trainers."""
 
 from __future__ import annotations
 
 import contextlib
 import mmap
 import os
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -195,18 +189,3 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 def group_in(chk_dir: Path) -> Iterator[Group]:
     with contextlib.ExitStack() as on_exit:
         yield Group(chk_dir, on_exit)
-
-
-def main(chk_dir: str, *numbers: str) -> None:
-    """Hand one snapshot over and be killed."""
-    rank, world, step = map(int, numbers[:3])
-    part_timeout_s = float(numbers[3]) if len(numbers) > 3 else DEADLINE_S
-    with contextlib.ExitStack() as on_exit:
-        script = os.environ.get("CHECKFREQ_FAULT", "")
-        ours = start_rank(Path(chk_dir), rank, world, on_exit=on_exit, script=script)
-        ours.submit(step, part_timeout_s=part_timeout_s)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -18,28 +18,6 @@ def persisting(book: AttemptBook) -> Attempt:
     return attempt
 
 
-def test_a_commit_tells_when_it_was_durable_and_what_it_took() -> None:
-    released: list[Any] = []
-    book = AttemptBook(tolerate_failures=0, release=released.append)
-    attempt = persisting(book)
-    assert (attempt.persist_s, attempt.num_bytes, attempt.durable_s) == (None, None, None)
-
-    reply = p.Committed(
-        attempt.id,
-        step=3,
-        num_bytes=4096,
-        write_s=0.5,
-        persist_s=0.75,
-        ended_s=2.5,
-        direct=True,
-        kept_existing=False,
-    )
-
-    assert book.commit(reply) is attempt
-    assert (attempt.persist_s, attempt.num_bytes, attempt.durable_s) == (0.75, 4096, 2.5)
-    assert released == [SLOT]
-
-
 def test_an_attempt_of_the_run_before_ends_as_ones_own_and_costs_nothing() -> None:
     released: list[Any] = []
     book = AttemptBook(tolerate_failures=0, release=released.append)
@@ -87,15 +65,6 @@ def test_later_ones_of_the_run_before_are_not_written_for_a_run_that_goes_on_bef
     assert not any(map(book.is_written, (6, 7, 8)))
     assert book.last_durable_step == 5
     assert {step for step, _ in book.durable} == {5}
-
-
-def test_a_failed_attempt_was_never_durable() -> None:
-    book = AttemptBook(tolerate_failures=1, release=lambda slot: None)
-    attempt = persisting(book)
-
-    book.fail(p.Failed(attempt.id, 3, "write", "no space", "traceback"))
-
-    assert (attempt.persist_s, attempt.num_bytes, attempt.durable_s) == (None, None, None)
 
 
 def committed(attempt: Attempt) -> p.Committed:

@@ -13,7 +13,6 @@ from checkfreq.persist import protocol as p
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.persist.catalog import Catalog
 from checkfreq.persist.commit import SPARE_BYTES
-from checkfreq.persist.listing import best_in, listed
 from checkfreq.policy.retention import KeepEvery, KeepLast, Retention
 from checkfreq.policy.retention_info import CheckpointInfo
 from checkfreq.store.store import CheckpointStore
@@ -223,26 +222,3 @@ def test_a_policy_of_the_users_own_is_asked_and_nothing_else(store: CheckpointSt
     added(catalog, attempt_of(5), free_bytes=0)
     assert catalog.request_removals() == (2,)
     assert catalog.make_room(10**6) == ()
-
-
-def test_what_is_on_disk_is_known_with_its_time_size_and_marks(store: CheckpointStore) -> None:
-    store.add_mark(2, keep=True, metrics={"loss": 0.5}, at_epoch_end=True)
-    (store.path(3) / "manifest.json").write_text("damaged")
-    found = listed(store, store.manifest)
-    assert [*found] == [1, 2]
-    record = store.manifest(2)
-    assert found[2] == CheckpointInfo(
-        2,
-        keep=True,
-        metrics={"loss": 0.5},
-        created_s=record.created_unix_s,
-        num_bytes=record.num_bytes,
-        at_epoch_end=True,
-    )
-
-
-def test_the_best_in_a_directory_is_found_by_its_name(store: CheckpointStore) -> None:
-    store.add_mark(1, metrics={"loss": 0.5})
-    store.add_mark(2, metrics={"loss": 0.7})
-    store.add_mark(9, metrics={"loss": 0.1})  # a step that is not there any more
-    assert (best_in(store, "best:loss"), best_in(store, "best:loss:max")) == (1, 2)

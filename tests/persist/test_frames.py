@@ -61,12 +61,6 @@ def test_bytes_of_any_kind_are_refused_or_wait_for_more(data: bytes) -> None:
         pass
 
 
-@given(value=JSON)
-def test_json_that_is_no_frame_is_refused(value: object) -> None:
-    with pytest.raises(HandoverError):
-        f.decode(json.dumps(value).encode())
-
-
 @given(frame=FRAMES, name=st.text(max_size=9), value=JSON)
 def test_a_frame_with_a_field_of_another_kind_is_refused_or_as_bounded(
     frame: f.Frame, name: str, value: object
@@ -111,8 +105,3 @@ def test_a_socket_is_named_after_its_rank() -> None:
     assert f.socket_path(Path("/chk"), 3) == Path("/chk/.memory-3.sock")
     assert [f.rank_of(f.socket_name(rank)) for rank in (0, 3, 128)] == [0, 3, 128]
     assert [f.rank_of(name) for name in (".memory-03.sock", ".memory-.sock", "x")] == [None] * 3
-
-
-def test_a_version_tells_the_messages_of_two_releases_apart() -> None:
-    assert f.own_version() == f.own_version()
-    assert len(f.encode(f.Hello(Purpose.TAKE, f.own_version(), 0, 1, (1, 1)))) < 400

@@ -14,7 +14,7 @@ import pytest
 
 from checkfreq.persist import frames as f
 from checkfreq.persist import protocol as p
-from checkfreq.persist.frames import HandoverError, Purpose, Stage, Why
+from checkfreq.persist.frames import HandoverError, Purpose, Why
 from checkfreq.persist.handover import ask, ranks_in, release, release_all, status
 from checkfreq.persist.offer import encode_body
 from checkfreq.store.fileops import LocalFileOps
@@ -117,13 +117,6 @@ def test_without_a_socket_there_is_no_offer(tmp_path: Path) -> None:
     assert not release(tmp_path, 0)
 
 
-def test_the_socket_of_a_worker_that_is_gone_offers_nothing(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as gone:
-        LocalFileOps(tmp_path).bind_socket(f.socket_path(tmp_path, 0), gone)
-    assert ranks_in(tmp_path) == [0]
-    assert ask(tmp_path, 0, world=1) is None
-
-
 def test_a_file_a_link_or_a_directory_in_its_place_offers_nothing(tmp_path: Path) -> None:
     (tmp_path / ".memory-0.sock").write_bytes(b"")
     (tmp_path / ".memory-1.sock").symlink_to("/run/other")
@@ -132,27 +125,11 @@ def test_a_file_a_link_or_a_directory_in_its_place_offers_nothing(tmp_path: Path
     assert ranks_in(tmp_path) == []
 
 
-def test_an_offer_brings_the_record_and_the_memory(
-    worker: Callable[[Answer], ScriptedWorker], slot_fd: int, tmp_path: Path
-) -> None:
-    made = worker(offering(slot_fd, f.Wait(), f.Wait()))
-
-    with ask(tmp_path, 0, world=1) or pytest.fail("no offer") as offer:
-        (snapshot,) = offer.body.snapshots
-        assert snapshot.manifest.step == 7
-        there = os.pread(offer.slot_fds[0], snapshot.slot_bytes, 0)
-        assert there == os.pread(slot_fd, snapshot.slot_bytes, 0)
-
-    status_of = os.stat(tmp_path)
-    identity = (status_of.st_dev, status_of.st_ino)
-    assert made.heard == [f.Hello(Purpose.TAKE, f.own_version(), 0, 1, identity)]
-
-
 def test_what_is_taken_is_a_channel_to_the_worker(
     worker: Callable[[Answer], ScriptedWorker], slot_fd: int, tmp_path: Path
 ) -> None:
     before = num_open()
-    made = worker(offering(slot_fd))
+    made = worker(offering(slot_fd, f.Wait(), f.Wait()))
     offer = ask(tmp_path, 0, world=1)
     assert offer is not None
     slot_fds = list(offer.slot_fds.values())
@@ -244,17 +221,6 @@ def test_who_only_fetches_releases_nothing(
     assert len(made.heard) == 1
 
 
-def test_an_offer_can_be_released(
-    worker: Callable[[Answer], ScriptedWorker], slot_fd: int, tmp_path: Path
-) -> None:
-    made = worker(offering(slot_fd))
-    offer = ask(tmp_path, 0, world=1)
-    assert offer is not None
-    offer.release()
-    made.stop()
-    assert made.heard[1:] == [f.Release()]
-
-
 def test_a_release_is_over_when_the_worker_has_let_go(
     worker: Callable[[Answer], ScriptedWorker], tmp_path: Path
 ) -> None:
@@ -262,11 +228,3 @@ def test_a_release_is_over_when_the_worker_has_let_go(
     release_all(tmp_path)
     assert [type(frame) for frame in made.heard] == [f.Hello]
     assert release(tmp_path, 0)
-
-
-def test_a_status_is_what_the_worker_says(
-    worker: Callable[[Answer], ScriptedWorker], tmp_path: Path
-) -> None:
-    said = f.Status(11, 40, Stage.IN_FLIGHT, 1 << 30, 12.5)
-    worker(saying(said))
-    assert status(tmp_path, 0) == said

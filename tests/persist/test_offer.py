@@ -87,28 +87,22 @@ def test_nobody_changes_an_offer_that_was_sent(snapshot: Snapshot) -> None:
     "change",
     [
         {"step": -1},
-        {"step": True},
         {"attempt": "../x"},
-        {"attempt": 3},
         {"slot": 9},
-        {"slot": [0]},
         {"stage": "done"},
         {"slot_offsets": {"f": -1}},
         {"slot_offsets": []},
         {"extras": {}},
         {"record_bytes": 2**40},
-        {"record_bytes": -1},
         {"record_bytes": 1},
         {"slots": [[0, 0]]},
         {"slots": [[0, 1], [0, 1]]},
         {"slots": [[0]]},
         {"slots": [[number, 4096] for number in range(200)]},
-        {"slots": 3},
         {"role": [0, 1, [1], False]},
         {"role": [0, 1, [0, 0], False]},
         {"role": [3, 2, [3], False]},
         {"role": [0, 1, [0], 1]},
-        {"role": [0, 1, 5, False]},
         {"snapshots": {}},
     ],
     ids=str,
@@ -124,10 +118,8 @@ def test_an_offer_with_an_impossible_value_is_refused(
     ("name", "value"),
     [
         ("supersede_after", -2),
-        ("supersede_after", "1"),
         ("keep", 1),
         ("metrics", {"loss": "low"}),
-        ("metrics", 1),
         ("part_timeout_s", -1.0),
         ("part_timeout_s", float("inf")),
         ("at_epoch_end", None),
@@ -160,12 +152,6 @@ def test_an_offer_damaged_anywhere_is_refused_or_its_records_are(
             pass
 
 
-@given(data=st.binary(max_size=300))
-def test_bytes_of_any_kind_are_refused(data: bytes) -> None:
-    with pytest.raises(HandoverError):
-        decoded(data)
-
-
 def test_a_body_that_no_memory_could_hold_is_refused_unread() -> None:
     fd = os.memfd_create("offer")
     os.ftruncate(fd, 1 << 40)  # sparse
@@ -176,21 +162,10 @@ def test_a_body_that_no_memory_could_hold_is_refused_unread() -> None:
         os.close(fd)
 
 
-def test_a_descriptor_of_something_else_is_refused() -> None:
-    ours, theirs = os.pipe()
-    try:
-        with pytest.raises(HandoverError):
-            decode_body(ours)
-    finally:
-        os.close(ours)
-        os.close(theirs)
-
-
 @pytest.mark.parametrize(
     ("change", "check"),
     [
         ({"step": 8}, "step"),
-        ({"attempt": "other"}, "step"),
         ({"slot_offsets": {}}, "files"),
         ({"slot_offsets": {"model.safetensors": 1}}, "slot_offset"),
         ({"slot_offsets": {"model.safetensors": 1 << 30}}, "end of its files"),

@@ -139,12 +139,6 @@ def test_retention_removes_only_what_is_older_than_the_confirmed_step(
     assert rank.persistence._store.verify(4).ranks == {0: own_of(0, 2)}
 
 
-def test_without_other_directories_nothing_needs_to_be_confirmed(open_rank: Open) -> None:
-    rank = open_rank(Role(), num_kept=1)
-    rank.save(2)
-    rank.wait_for_steps(2)
-
-
 def test_a_leader_that_waits_for_parts_does_not_count_as_stuck(
     group: Group, open_rank: Open
 ) -> None:
@@ -290,26 +284,3 @@ def test_a_removal_that_is_not_answered_yet_is_not_asked_for_again(
     gate.touch()
     rank.wait_for_steps(3)
     assert not rank.persistence._catalog._prunes
-
-
-class Looking(Persistence):
-    """Records how long each ``reap`` would have waited."""
-
-    waited_s: list[float]
-
-    def reap(self, *, timeout_s: float = 0.0) -> None:
-        self.waited_s.append(timeout_s)
-
-
-def test_a_condition_that_no_reply_announces_is_checked_as_often_as_asked(tmp_path: Path) -> None:
-    looking = Looking(
-        tmp_path,
-        config=CFConfig(),
-        retention=KeepLast(1),
-        tolerate_failures=0,
-        release=lambda slot: None,
-    )
-    looking.waited_s = []
-    looks = iter([False, False, True])
-    assert looking.wait_until(lambda: next(looks), timeout_s=60.0, look_every_s=0.02)
-    assert looking.waited_s == [0.02, 0.02]

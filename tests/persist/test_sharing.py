@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from checkfreq import faults
-from checkfreq.errors import CorruptCheckpointError
 from checkfreq.persist import protocol as p
 from checkfreq.persist.commit import OpenDirectory, task_for
 from checkfreq.persist.writer import RateLimiter, SnapshotWriter
@@ -81,9 +80,9 @@ class Site:
         return self.store.path(step) / name
 
 
-@pytest.fixture(params=[ALONE, LEADER], ids=["alone", "leader"])
-def site(tmp_path: Path, request: pytest.FixtureRequest) -> Site:
-    return Site(tmp_path / "chk", role=request.param)
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path / "chk")
 
 
 def linked(reply: p.Committed) -> bool:
@@ -93,16 +92,9 @@ def linked(reply: p.Committed) -> bool:
 def test_the_same_contents_are_written_once_and_again_after_so_many_checkpoints(
     site: Site,
 ) -> None:
-    replies = [site.persist(step, ("a", 0)) for step in range(1, 10)]
-    assert [linked(one) for one in replies] == 2 * [False, True, True, True] + [False]
-    assert [os.stat(site.path(step)).st_nlink for step in (1, 5, 9)] == [4, 4, 1]
-    for step in range(1, 10):
-        site.store.verify(step)
-
-
-def test_a_full_copy_each_time_links_nothing(tmp_path: Path) -> None:
-    site = Site(tmp_path / "chk", full_copy_every=1)
-    assert not any(linked(site.persist(step, ("a", 0))) for step in (1, 2, 3))
+    replies = [site.persist(step, ("a", 0)) for step in range(1, 6)]
+    assert [linked(one) for one in replies] == [False, True, True, True, False]
+    assert [os.stat(site.path(step)).st_nlink for step in (1, 5)] == [4, 1]
 
 
 def test_another_id_of_the_same_bytes_is_digested_and_linked(site: Site) -> None:
@@ -111,15 +103,6 @@ def test_another_id_of_the_same_bytes_is_digested_and_linked(site: Site) -> None
         reply = site.persist(site.store.steps()[-1] + 1, content)
         assert linked(reply)
         assert reply.warning == ""
-
-
-def test_a_change_that_the_trainer_saw_is_written_and_not_warned_of(site: Site) -> None:
-    site.persist(1, ("a", 0))
-    site.fill(site.frozen, 7)
-    reply = site.persist(2, ("b", 0))
-    assert not linked(reply)
-    assert reply.warning == ""
-    assert site.path(2).read_bytes() == site.image(site.frozen)
 
 
 def test_a_change_that_nobody_saw_is_written_and_warned_of(site: Site) -> None:
@@ -139,19 +122,24 @@ def test_another_worker_writes_everything_first(site: Site) -> None:
     assert [linked(site.persist(step, ("a", 0))) for step in (2, 3)] == [False, True]
 
 
+def kill_at(point: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker is killed in step 3, so that nothing is removed, and another one starts."""
+    monkeypatch.setenv("CHECKFREQ_FAULT", f"{point}:raise-EIO")
+    faults.reload()
+    with pytest.raises(OSError, match=point):
+        task_for(site.site, request(3, world=2, contents={FROZEN: ("a", 0)})).run()
+    monkeypatch.delenv("CHECKFREQ_FAULT")
+    faults.reload()
+    site.restart()
+
+
 def test_of_a_record_that_a_killed_worker_left_nobody_knows_what_was_linked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site = Site(tmp_path / "chk", role=LEADER)
     for step in (1, 2):
         site.persist(step, ("a", 0))
-    monkeypatch.setenv("CHECKFREQ_FAULT", "commit.rename:raise-EIO")
-    faults.reload()
-    with pytest.raises(OSError, match="commit.rename"):  # as a kill leaves it: nothing is removed
-        task_for(site.site, request(3, world=2, contents={FROZEN: ("a", 0)})).run()
-    monkeypatch.delenv("CHECKFREQ_FAULT")
-    faults.reload()
-    site.restart()
+    kill_at("commit.rename", site, monkeypatch)
     assert not linked(site.persist(3, ("a", 0)))
     assert [os.stat(site.path(step)).st_nlink for step in (1, 2, 3)] == [3, 3, 3]
     assert [linked(site.persist(step, ("a", 0))) for step in (4, 5)] == [False, True]
@@ -164,13 +152,7 @@ def test_a_link_that_a_killed_worker_left_is_not_written_through(
     for step in (1, 2):
         site.persist(step, ("a", 0))
     before = site.image(site.frozen)
-    monkeypatch.setenv("CHECKFREQ_FAULT", "commit.write_manifest:raise-EIO")
-    faults.reload()
-    with pytest.raises(OSError, match="commit.write_manifest"):
-        task_for(site.site, request(3, world=2, contents={FROZEN: ("a", 0)})).run()
-    monkeypatch.delenv("CHECKFREQ_FAULT")
-    faults.reload()
-    site.restart()
+    kill_at("commit.write_manifest", site, monkeypatch)
     site.fill(site.frozen, 7)
     site.persist(3, ("b", 0))
     assert site.path(3).read_bytes() == site.image(site.frozen) != before
@@ -210,23 +192,7 @@ def test_the_newest_step_with_another_copy_is_not_pruned(site: Site) -> None:
     assert site.site.maintain(p.Prune((4, 6, 7, 8))) == (4, 6, 7)
 
 
-def test_a_damaged_copy_is_found_in_every_step_that_shares_it_and_in_no_other(
-    site: Site,
-) -> None:
-    for step in range(1, 7):
-        site.persist(step, ("a", 0))
-    with site.path(6).open("r+b") as file:
-        file.seek(site.frozen.header_bytes + 10_000)
-        file.write(b"!")
-    for step in (5, 6):
-        with pytest.raises(CorruptCheckpointError):
-            site.store.verify(step)
-    for step in (1, 2, 3, 4):
-        site.store.verify(step)
-
-
-@pytest.mark.parametrize("role", [ALONE, LEADER], ids=["alone", "leader"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(("seed", "role"), [(0, ALONE), (1, LEADER), (2, ALONE)])
 def test_any_history_leaves_what_a_plain_copy_would(tmp_path: Path, seed: int, role: Role) -> None:
     chance = random.Random(seed)
     site = Site(tmp_path / "chk", full_copy_every=chance.choice([2, 3, 5]), role=role)
@@ -266,7 +232,7 @@ def test_any_history_leaves_what_a_plain_copy_would(tmp_path: Path, seed: int, r
         site.site.layouts = broken
 
     events: list[Callable[[], None]] = [change, renew, prune, set_aside, site.restart, lose, fail]
-    for step in range(1, 40):
+    for step in range(1, 25):
         if chance.random() < 0.4:
             chance.choice(events)()
         site.persist(step, (f"{series}", number))

@@ -16,6 +16,7 @@ from checkfreq.errors import ConfigError, WorkerDiedError
 from checkfreq.persist import protocol as p
 from checkfreq.persist.client import WorkerClient
 from checkfreq.persist.outlived import OUTLIVED
+from checkfreq.store.marks import StepMark
 from checkfreq.store.store import CheckpointStore
 from tests.persist.conftest import HandMadeSlot, next_reply, request
 
@@ -23,31 +24,21 @@ from tests.persist.conftest import HandMadeSlot, next_reply, request
 def test_a_snapshot_becomes_a_checkpoint_that_verifies(
     client: WorkerClient, slot: HandMadeSlot, tmp_path: Path
 ) -> None:
-    client.submit(request(7))
+    before_s = time.perf_counter()
+    client.submit(request(7, keep=True, metrics={"accuracy": 0.5}))
 
     reply = next_reply(client)
 
     assert isinstance(reply, p.Committed)
+    begun_s = reply.ended_s - reply.persist_s  # on the trainer's clock
+    assert before_s < begun_s < begun_s + reply.write_s < reply.ended_s < time.perf_counter()
     assert reply.num_bytes == sum(file.num_bytes for file in slot.files)
     store = CheckpointStore(tmp_path / "chk")
     assert store.verify(7).objects == {"scheduler": {"last_epoch": 7}}
+    assert store.marks()[7] == StepMark(True, {"accuracy": 0.5})
     for file in slot.files:
         written = (store.path(7) / file.name).read_bytes()
         assert written == slot.memory[file.slot_offset : file.slot_offset + file.num_bytes]
-
-
-def test_the_instant_of_the_commit_is_on_the_trainers_clock(
-    client: WorkerClient, slot: HandMadeSlot
-) -> None:
-    before_s = time.perf_counter()
-    client.submit(request(7))
-
-    reply = next_reply(client)
-
-    assert isinstance(reply, p.Committed)
-    begun_s = reply.ended_s - reply.persist_s
-    written_s = begun_s + reply.write_s
-    assert before_s < begun_s < written_s < reply.ended_s < time.perf_counter()
 
 
 def test_requests_are_carried_out_in_order(client: WorkerClient, tmp_path: Path) -> None:
@@ -60,17 +51,6 @@ def test_requests_are_carried_out_in_order(client: WorkerClient, tmp_path: Path)
     assert [reply.step for reply in replies if isinstance(reply, p.Committed)] == [1, 2, 3]
     assert replies[-1] == p.Done("Prune", (1, 2))
     assert CheckpointStore(tmp_path / "chk").steps() == [3]
-
-
-def test_a_pin_and_metrics_given_with_the_request_are_stored(
-    client: WorkerClient, tmp_path: Path
-) -> None:
-    client.submit(request(4, keep=True, metrics={"accuracy": 0.5}))
-
-    assert isinstance(next_reply(client), p.Committed)
-    mark = CheckpointStore(tmp_path / "chk").marks()[4]
-    assert mark.keep
-    assert mark.metrics == {"accuracy": 0.5}
 
 
 def test_a_failed_persist_brings_the_workers_traceback_and_leaves_nothing_behind(
@@ -93,21 +73,6 @@ def test_a_killed_worker_is_reported_with_how_it_died(client: WorkerClient) -> N
 
     with pytest.raises(WorkerDiedError, match="killed by SIGKILL while it held step 3"):
         next_reply(client)
-
-
-def test_a_replacement_is_told_everything_and_finishes_the_snapshot(
-    client: WorkerClient, tmp_path: Path
-) -> None:
-    assert client._process is not None
-    os.kill(client._process.pid, signal.SIGKILL)
-    client._process.wait(120.0)
-    client.submit(request(3))
-
-    client.replace()
-
-    assert isinstance(next_reply(client), p.Opened)
-    assert isinstance(next_reply(client), p.Committed)
-    assert CheckpointStore(tmp_path / "chk").verify(3).step == 3
 
 
 def test_maintenance_asked_of_a_dead_worker_is_asked_of_its_replacement(
@@ -160,15 +125,12 @@ def test_a_second_run_on_the_same_directory_is_refused_and_the_holder_is_named(
         other.kill()
 
 
-@pytest.mark.parametrize("number", OUTLIVED, ids=lambda number: number.name)
-def test_the_worker_outlives_a_signal_to_every_process_of_a_job(
-    client: WorkerClient, number: signal.Signals
-) -> None:
+def test_the_worker_outlives_signals_to_every_process_of_a_job(client: WorkerClient) -> None:
     assert client._process is not None
-    os.kill(client._process.pid, number)
-    client.submit(request(2))
-
-    assert isinstance(next_reply(client), p.Committed)
+    for step, number in enumerate(OUTLIVED, 1):
+        os.kill(client._process.pid, number)
+        client.submit(request(step))
+        assert isinstance(next_reply(client), p.Committed), number.name
 
 
 def test_the_worker_outlives_signals_that_come_before_it_is_up(tmp_path: Path) -> None:
@@ -194,19 +156,13 @@ def test_closing_finishes_what_was_asked_before(client: WorkerClient, tmp_path: 
     assert CheckpointStore(tmp_path / "chk").steps() == [8]
 
 
-@pytest.mark.parametrize(
-    "packages",
-    [
-        ("torch", "numpy"),
-        # A third of its start: imported once there is a mirror, or somebody to ask for the end.
-        ("checkfreq.mirror", "checkfreq.notices", "subprocess"),
-    ],
-)
-def test_the_worker_imports_only_what_every_worker_needs(packages: tuple[str, ...]) -> None:
-    # Python 3.10's own platform imports subprocess.
+def test_the_worker_imports_only_what_every_worker_needs() -> None:
+    # The last three are a third of its start: imported once there is a mirror, or somebody to ask
+    # for the end. Python 3.10's own platform imports subprocess.
+    packages = {"torch", "numpy", "checkfreq.mirror", "checkfreq.notices", "subprocess"}
     code = (
         "import sys, platform; before = set(sys.modules); import checkfreq.persist.worker; "
-        f"print({set(packages)} & (set(sys.modules) - before))"
+        f"print({packages} & (set(sys.modules) - before))"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

@@ -69,11 +69,5 @@ def test_a_box_may_be_a_whole_tensor_and_the_rest_of_it_surrounds_a_smaller_box(
     assert whole.without([Box((0, 0), (1, 3))]) == [Box((1, 0), (3, 3))]
 
 
-def test_a_box_that_others_do_not_touch_is_its_own_rest() -> None:
-    box = Box((0, 0), (2, 3))
-    assert box.without([Box((2, 0), (1, 3)), Box((5, 5), (1, 1))]) == [box]
-
-
 def test_its_text_is_its_ranges() -> None:
     assert str(Box((1, 0), (2, 3))) == "[1:3, 0:3]"
-    assert Box((2, 1), (1, 1)).within(Box((1, 1), (2, 3))) == Box((1, 0), (1, 1))

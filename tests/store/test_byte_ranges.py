@@ -66,14 +66,6 @@ def test_of_a_box_with_very_many_gaps_only_those_between_larger_parts_are_left_o
     assert half.byte_ranges_in(outer, item_bytes) == expected
 
 
-def test_boxes_apart_have_no_bytes_in_common() -> None:
-    assert Box((4,), (2,)).byte_ranges_in(Box((0,), (4,)), 4) == ()
-
-
-def test_a_scalar_is_all_its_bytes() -> None:
-    assert Box((), ()).byte_ranges_in(Box((), ()), 8) == ((0, 8),)
-
-
 def split(shape: Sequence[int], dim: int, ranks: int) -> list[Box]:
     """The shards of a tensor that is divided evenly along a dimension."""
     size = shape[dim] // ranks

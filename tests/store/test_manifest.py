@@ -44,8 +44,8 @@ OF_RANKS = replace(MANIFEST, world=3, ranks=RANKS)
 def framed(body: str, *, version: str = "1") -> bytes:
     """A manifest with this text after its first line and the digest that belongs to it."""
     head, tail = f'{{"format_version": {version}, "digest": "', f'",\n{body}'
-    digest = digest_of(head.encode(), b"0" * 16, tail.encode())
-    return (head + digest + tail).encode()
+    digest = digest_of(head.encode(), b"0" * 16, tail.encode(errors="surrogateescape"))
+    return (head + digest + tail).encode(errors="surrogateescape")
 
 
 def version_of(manifest: Manifest) -> str:
@@ -63,20 +63,6 @@ def encoded(fields: dict[str, Any], *, version: str = "1") -> bytes:
     return framed(json.dumps(fields)[1:], version=version)
 
 
-def test_what_was_encoded_is_decoded() -> None:
-    assert Manifest.decode(MANIFEST.encode(), path="m") == MANIFEST
-    assert Manifest.decode(OF_RANKS.encode(), path="m") == OF_RANKS
-    for manifest in (IN_PIECES, replace(IN_PIECES, world=3, ranks=RANKS)):
-        assert Manifest.decode(manifest.encode(), path="m") == manifest
-
-
-def test_only_a_tensor_in_pieces_needs_format_version_3() -> None:
-    assert b"piece_bytes" not in OF_RANKS.encode()
-    assert IN_PIECES.encode().startswith(b'{"format_version": 3, ')
-    assert b'"piece_bytes": 16}' in IN_PIECES.encode()
-    assert replace(IN_PIECES, world=3, ranks=RANKS).format_version == 3
-
-
 @pytest.mark.parametrize("odd", [{"kind": "list"}, {"composed": {}}])
 def test_state_that_older_readers_would_take_for_damage_needs_format_version_3(odd: Any) -> None:
     for manifest in (
@@ -87,17 +73,23 @@ def test_state_that_older_readers_would_take_for_damage_needs_format_version_3(o
         assert Manifest.decode(manifest.encode(), path="m") == manifest
 
 
-@pytest.mark.parametrize("manifest", [MANIFEST, OF_RANKS])
-def test_a_version_that_is_newer_than_what_it_says_is_corruption(manifest: Manifest) -> None:
-    with pytest.raises(CorruptCheckpointError, match="format_version"):
-        Manifest.decode(encoded(body_of(manifest), version="3"), path="m")
-
-
-@pytest.mark.parametrize("version", ["1", "2"])
-def test_older_versions_know_nothing_of_pieces(version: str) -> None:
-    fields = body_of(replace(IN_PIECES, ranks={0: {}}) if version == "2" else IN_PIECES)
-    with pytest.raises(CorruptCheckpointError, match="format_version"):
-        Manifest.decode(encoded(fields, version=version), path="m")
+@pytest.mark.parametrize(
+    ("manifest", "version"),
+    [
+        (MANIFEST, "0"),
+        (MANIFEST, "2"),
+        (MANIFEST, "3"),
+        (OF_RANKS, "1"),
+        (OF_RANKS, "3"),
+        (IN_PIECES, "1"),
+        (replace(IN_PIECES, ranks={0: {}}), "2"),
+    ],
+)
+def test_a_version_that_does_not_go_with_the_fields_is_corruption(
+    manifest: Manifest, version: str
+) -> None:
+    with pytest.raises(CorruptCheckpointError):
+        Manifest.decode(encoded(body_of(manifest), version=version), path="m")
 
 
 @pytest.mark.parametrize(
@@ -129,18 +121,6 @@ def test_pieces_of_a_dtype_that_is_not_known_here_are_read() -> None:
     assert tensor.piece_bytes == 15
     with pytest.raises(ManifestError, match="32 hexadecimal digits"):
         replace(tensor, digest=DIGEST)
-
-
-def test_only_what_several_ranks_wrote_needs_format_version_2() -> None:
-    assert MANIFEST.encode().startswith(b'{"format_version": 1, ')
-    assert b"ranks" not in MANIFEST.encode()
-    assert OF_RANKS.encode().startswith(b'{"format_version": 2, ')
-
-
-def test_ranks_are_decimal_keys_in_their_order_with_a_line_per_object() -> None:
-    text = OF_RANKS.encode().decode()
-    assert list(json.loads(text)["ranks"]) == ["0", "1"]
-    assert '\n"0": {\n"rng": {"seed": 0},\n"$positions": [3]},\n"1": {\n"rng"' in text
 
 
 names = st.text(min_size=1, max_size=20)
@@ -183,32 +163,11 @@ def test_every_manifest_comes_back_as_it_was(manifest: Manifest) -> None:
     assert Manifest.decode(manifest.encode(), path="m") == manifest
 
 
-def test_manifest_is_json_with_a_line_per_tensor_and_object() -> None:
-    text = MANIFEST.encode().decode()
-    fields = json.loads(text)
-    assert fields["format_version"] == 1
-    assert fields["files"][0]["tensors"][1]["shape"] == [2, 3]
-    assert sum(line.startswith('{"name": ') for line in text.splitlines()) == 4
-    assert '\n"optimizer": {"lr": [0.1, null]}' in text
-
-
-def test_file_entries_are_found_by_name() -> None:
-    assert MANIFEST.file("model.safetensors") is MODEL
-    assert MANIFEST.num_bytes == 4122
-    with pytest.raises(KeyError):
-        MANIFEST.file("optimizer.safetensors")
-
-
-def test_tensors_are_listed_in_file_order_with_empty_ones_where_they_lie() -> None:
-    assert MODEL.in_file_order() == (WEIGHT, EMPTY, SCALAR)
-
-
-@pytest.mark.parametrize("bit", range(8))
-def test_every_flipped_bit_is_corruption(bit: int) -> None:
+def test_every_changed_byte_is_corruption() -> None:
     data = MANIFEST.encode()
     for place in range(len(data)):
         damaged = bytearray(data)
-        damaged[place] ^= 1 << bit
+        damaged[place] ^= 1 << place % 8
         with pytest.raises(CorruptCheckpointError):
             Manifest.decode(bytes(damaged), path="m")
 
@@ -222,12 +181,6 @@ def test_every_truncation_and_every_addition_is_corruption() -> None:
         Manifest.decode(data + b"\n", path="m")
 
 
-@given(st.binary(max_size=200))
-def test_arbitrary_bytes_are_corruption(data: bytes) -> None:
-    with pytest.raises(CorruptCheckpointError):
-        Manifest.decode(data, path="m")
-
-
 @given(st.text(max_size=60) | st.from_regex(re.compile(r'("step"|[\[\]{},:0-9])*')))
 def test_arbitrary_text_with_a_right_digest_is_corruption(body: str) -> None:
     with pytest.raises(CorruptCheckpointError):
@@ -238,17 +191,6 @@ def test_a_newer_format_is_refused_with_advice_and_not_called_corrupt() -> None:
     data = framed('"what": "nobody knows yet"}', version="5")
     with pytest.raises(ConfigError, match=r"format version 5.*newer checkfreq"):
         Manifest.decode(data, path="m")
-
-
-def test_a_damaged_version_number_is_corruption_and_not_a_newer_format() -> None:
-    data = MANIFEST.encode().replace(b'"format_version": 1', b'"format_version": 5', 1)
-    with pytest.raises(CorruptCheckpointError, match="own digest"):
-        Manifest.decode(data, path="m")
-
-
-def test_format_version_zero_is_corruption() -> None:
-    with pytest.raises(CorruptCheckpointError, match="format_version"):
-        Manifest.decode(encoded(body_of(MANIFEST), version="0"), path="m")
 
 
 @pytest.mark.parametrize(
@@ -267,18 +209,12 @@ def test_format_version_zero_is_corruption() -> None:
         ('"files": [], "objects": ' + "[" * 500 + "]" * 500 + "}", "nesting"),
         ('"files": [], "objects": ' + '{"a":' * 500 + "1" + "}" * 501, "nesting"),
         ('"step": 1}', "a list"),
+        ('"a": "\udcff"}', "JSON"),  # bytes that are not Unicode
     ],
 )
 def test_malformed_text_with_a_right_digest_is_corruption(body: str, said: str) -> None:
     with pytest.raises(CorruptCheckpointError, match=said):
         Manifest.decode(framed(body), path="chk/manifest.json")
-
-
-def test_bytes_that_are_not_unicode_are_corruption() -> None:
-    head, tail = b'{"format_version": 1, "digest": "', b'",\n"a": "\xff"}'
-    data = head + digest_of(head, b"0" * 16, tail).encode() + tail
-    with pytest.raises(CorruptCheckpointError, match="JSON"):
-        Manifest.decode(data, path="m")
 
 
 def set_at(*path: Any) -> Callable[[dict[str, Any], Any], None]:
@@ -304,6 +240,7 @@ WRONG: list[tuple[tuple[Any, ...], list[Any]]] = [
     (("objects",), [[], None, "x"]),
     (("files",), [{}, None, "x", [1], [{}], [[]]]),
     ((*FILE, "name"), ["", ".", "..", ".hidden", "a/b", "a\0b", "a\n", "\ud800", "x" * 256, 5]),
+    (("files",), [2 * body_of(MANIFEST)["files"]]),
     ((*FILE, "name"), ["manifest.json", "\u00e9" * 128, None]),
     ((*FILE, "num_bytes"), [*NOT_COUNTS, 4121, 4123, 0]),
     ((*FILE, "header_bytes"), [*NOT_COUNTS, 7, 4095, 4097, 5000]),
@@ -362,25 +299,6 @@ def test_impossible_ranks_are_corruption(value: Any) -> None:
         Manifest.decode(encoded(fields, version="2"), path="m")
 
 
-def test_a_rank_named_twice_is_corruption() -> None:
-    body = json.dumps(body_of(OF_RANKS))[1:].replace('"1":', '"0":')
-    with pytest.raises(CorruptCheckpointError, match="repetition"):
-        Manifest.decode(framed(body, version="2"), path="m")
-
-
-def test_a_version_that_does_not_go_with_the_fields_is_corruption() -> None:
-    for manifest, version in ((MANIFEST, "2"), (OF_RANKS, "1")):
-        with pytest.raises(CorruptCheckpointError):
-            Manifest.decode(encoded(body_of(manifest), version=version), path="m")
-
-
-def test_two_files_of_one_name_are_corruption() -> None:
-    fields = body_of(MANIFEST)
-    fields["files"] *= 2
-    with pytest.raises(CorruptCheckpointError, match="file names"):
-        Manifest.decode(encoded(fields), path="m")
-
-
 @st.composite
 def places(draw: st.DrawFn, manifest: Manifest) -> list[Any]:
     """A path to some value of the manifest, container or leaf."""
@@ -419,19 +337,6 @@ def test_an_impossible_manifest_cannot_even_be_made() -> None:
             replace(OF_RANKS, ranks=ranks)
     with pytest.raises(ValueError, match="JSON compliant"):
         replace(MANIFEST, objects={"a": float("inf")}).encode()
-
-
-def test_the_size_of_an_unknown_dtype_is_not_checked() -> None:
-    entry = TensorEntry("w", "float4_e2m1fn_x2", (3,), 0, 99, DIGEST)
-    assert entry.num_bytes == 99
-
-
-def test_messages_stay_short_however_large_the_nonsense() -> None:
-    fields = body_of(MANIFEST)
-    fields["step"] = ["x" * 1000] * 1000
-    with pytest.raises(CorruptCheckpointError) as caught:
-        Manifest.decode(encoded(fields), path="m")
-    assert len(str(caught.value)) < 1500
 
 
 def test_a_file_that_is_not_a_manifest_is_not_quoted() -> None:
@@ -480,3 +385,9 @@ def test_the_bound_of_a_record_leaves_room_for_the_digests_of_pieces(rows: int, 
     for pieces in (piece_bytes_of(rows * row), piece_bytes_of_shard([rows, row], rows * row)):
         count = -(-rows * row // pieces) if pieces else 1
         assert DIGEST_DIGITS * count < most_bytes(60, rows * row) - STATE_BYTES
+
+
+def test_a_file_that_is_not_listed_is_not_found() -> None:
+    assert MANIFEST.file("model.safetensors") is MODEL
+    with pytest.raises(KeyError):
+        MANIFEST.file("optimizer.safetensors")

@@ -40,25 +40,32 @@ def test_lines_of_an_earlier_version_are_understood() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ['"much"', "true", "null", "[1]", "1" + 400 * "0"], ids=lambda text: text[:6]
+    "line",
+    [
+        "\0",
+        "[]",
+        "{}",
+        '{"step": 3, "ke',
+        '{"step": "3", "keep": true, "metrics": {}}',
+        '{"step": 3, "keep": 1, "metrics": {}}',
+        '{"step": 3, "keep": null, "metrics": 5}',
+        '{"step": 3, "keep": null, "metrics": {"loss": "low"}}',
+        '{"step": 3, "keep": null, "metrics": {"loss": true}}',
+        f'{{"step": 3, "keep": null, "metrics": {{"loss": 1{400 * "0"}}}}}',
+        '{"step": 3, "keep": null, "metrics": {}, "finished": 1}',
+        '{"step": 3, "keep": null, "metrics": {}, "at_epoch_end": 1}',
+    ],
+    ids=lambda line: line[:40],
 )
-def test_a_metric_that_is_not_a_number_is_skipped_with_a_warning(
-    value: str, caplog: pytest.LogCaptureFixture
+def test_a_line_that_is_not_a_mark_is_skipped_with_a_warning(
+    line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lines = f'{{"step": 3, "keep": null, "metrics": {{"loss": {value}}}}}\n{mark_line(4)}'
-    assert read_marks(lines.encode(), path=WHERE) == {4: StepMark()}
-    assert "not a mark" in caplog.text
+    lines = f"{line}\n{mark_line(4, keep=True)}"
+    assert read_marks(lines.encode(), path=WHERE) == {4: StepMark(keep=True)}
+    assert "skipped line 1, which is not a mark" in caplog.text
 
 
 def test_that_an_epoch_ended_stays_known_when_more_is_marked() -> None:
     lines = [mark_line(3, at_epoch_end=True), mark_line(3, keep=True), mark_line(4)]
     marks = read_marks("\n".join(lines).encode(), path=WHERE)
     assert marks == {3: StepMark(keep=True, at_epoch_end=True), 4: StepMark()}
-
-
-def test_an_end_of_an_epoch_that_is_no_truth_value_is_not_a_mark(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    line = b'{"step": 3, "keep": null, "metrics": {}, "at_epoch_end": 1}'
-    assert read_marks(line, path=WHERE) == {}
-    assert "not a mark" in caplog.text

@@ -20,12 +20,11 @@ from checkfreq.store.parts import (
     is_stem_of_a_rank,
     merge,
     object_of,
-    part_name,
     shared_files_of,
     stem_of,
     tied_names,
 )
-from tests.store.ranks import Share, image_of, shares
+from tests.store.ranks import Share, shares
 
 
 def manifests(world: int = 3, step: int = 5) -> list[Manifest]:
@@ -48,10 +47,6 @@ def test_the_names_tied_to_a_key_come_from_what_is_shared_and_from_every_rank() 
     assert tied_names(shared, "m", owns) == {"embedding": ["head", "tail"], "a": ["b"]}
 
 
-def test_a_part_manifest_is_named_after_its_rank() -> None:
-    assert [part_name(rank) for rank in (3, 123456)] == ["part-00003.json", "part-123456.json"]
-
-
 def test_the_file_of_what_is_a_ranks_own_is_told_from_that_of_an_object() -> None:
     assert all(is_stem_of_a_rank(stem_of("model", rank)) for rank in (0, 7, 123456))
     assert not any(map(is_stem_of_a_rank, ("model", "model.rank-1", "model.rank-00001.x")))
@@ -67,16 +62,6 @@ def test_merging_puts_all_files_and_ranks_into_one_manifest() -> None:
         *(f"{name}.rank-{rank:05d}.safetensors" for rank in (0, 2, 1) for name in ("m", "rng")),
     ]
     assert Manifest.decode(merged.encode(), path="m") == merged
-
-
-def test_a_rank_that_is_the_only_one_of_its_directory_merges_nothing() -> None:
-    own = replace(manifests()[0], ranks={2: {}}, world=3)
-    assert merge(own, []) == own
-
-
-def test_shards_of_ranks_that_commit_elsewhere_are_not_required() -> None:
-    leader, other, _ = manifests()
-    assert list(merge(leader, [other]).ranks) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -215,14 +200,3 @@ def test_shards_without_elements_and_tensors_without_dimensions_are_fine() -> No
     }
     one.own["m"]["shards"]["scale"] = [[], []]
     assert merge(leader.manifest(), [one.manifest(), two.manifest()]).world == 3
-
-
-def test_what_is_own_may_be_any_json() -> None:
-    leader, one, two = manifests()
-    two = replace(two, ranks={2: {**two.ranks[2], "$positions": [1], "odd": None}})
-    assert merge(leader, [one, two]).ranks[2]["$positions"] == [1]
-
-
-def test_the_images_of_these_tests_are_what_their_entries_say() -> None:
-    data, entry = image_of("x", {"a": ([2], b"ab")})
-    assert len(data) == entry.num_bytes

@@ -23,7 +23,6 @@ from tests.store.ranks import (
     image_of,
     leader_begins,
     leader_commits,
-    member_begins,
     shares,
     write_part,
 )
@@ -82,11 +81,6 @@ def test_the_reader_that_stands_alone_agrees() -> None:
     assert numpy_reader.RANKS_A_FOLDER == RANKS_A_FOLDER
 
 
-def test_a_name_like_a_folders_is_none() -> None:
-    assert is_folder(folder_of(64))
-    assert not any(map(is_folder, ("ranks-64", "ranks-00064.safetensors", "ranks", "")))
-
-
 def check_whole(store: JointStore) -> None:
     """Each folder of the step has what its ranks wrote, and nothing else."""
     root = store.verify(5)
@@ -106,12 +100,6 @@ def check_whole(store: JointStore) -> None:
         assert {name for name, kind in there.items() if kind is Kind.FILE} == names
 
 
-def test_the_files_of_many_ranks_lie_in_folders(store: JointStore) -> None:
-    commit_jointly(store, 5, world=WORLD)
-    check_whole(store)
-    assert list(store.manifest(5).ranks) == [*range(WORLD)]
-
-
 def test_they_do_so_in_a_real_directory(on_disk: JointStore) -> None:
     check_whole(on_disk)
     weight = open_checkpoint(on_disk.root).tensor("m", "weight")
@@ -125,15 +113,6 @@ def test_files_that_were_moved_out_of_their_folders_are_found(on_disk: JointStor
         folder.rmdir()
     on_disk.verify(5)
     open_checkpoint(on_disk.root).verify()
-
-
-def test_a_merged_record_of_many_ranks_has_its_files_beside_it(tmp_path: Path, few: None) -> None:
-    store = JointStore(tmp_path)
-    commit_jointly(store, 5, world=WORLD)
-    assert not [path for path in store.path(5).iterdir() if path.is_dir()]
-    assert len(list(store.path(5).iterdir())) == 2 + 2 * WORLD
-    store.verify(5)
-    open_checkpoint(tmp_path).verify()
 
 
 def test_damage_in_a_folder_is_found_and_named(on_disk: JointStore) -> None:
@@ -167,20 +146,6 @@ def test_what_killed_workers_left_in_a_folder_is_not_committed(
     check_whole(store)
 
 
-def test_every_folder_is_synced_before_the_step_has_its_name(
-    store: JointStore, disk: CrashingFileOps
-) -> None:
-    leader, pending = all_write(store, world=WORLD)
-    del disk.calls[:]
-    leader_commits(store, pending, leader)
-    begin = disk.calls.index(f"sync_file {pending.path}/manifest.json")
-    assert disk.calls[begin + 1 : begin + 6] == [
-        *(f"sync_dir {pending.path}/ranks-{first:05d}" for first in (4, 8, 12)),
-        f"sync_dir {pending.path}",
-        f"rename {pending.path} {store.path(5)}",
-    ]
-
-
 def test_missing_parts_in_folders_are_named(store: JointStore) -> None:
     leader, *members = shares(world=WORLD)
     pending = leader_begins(store, leader)
@@ -201,33 +166,6 @@ def test_a_directory_that_is_gone_is_not_waited_for(
     disk.remove_tree(pending.path)
     with pytest.raises(FileNotFoundError):
         store.wait_for_parts(pending, [WORLD - 1], timeout_s=9.0)
-
-
-def test_a_member_that_takes_over_goes_on_in_its_folder(
-    store: JointStore, disk: CrashingFileOps
-) -> None:
-    leader, *members = shares(world=WORLD)
-    first = member_begins(store, members[4])
-    disk.write_file(first.path_of(".part-00005.json.new"), b"half of it")
-    for member in members:
-        write_part(store, member)
-    del disk.calls[:]
-    assert store.join(5, attempt="a5", rank=5) is None
-    assert disk.calls == [f"sync_dir {first.path}/ranks-00004", f"sync_dir {first.path}"]
-    leader_commits(store, leader_begins(store, leader), leader)
-    check_whole(store)
-
-
-def test_a_member_that_cannot_finish_removes_its_own_files_alone(
-    store: JointStore, disk: CrashingFileOps
-) -> None:
-    _, *members = shares(world=WORLD)
-    write_part(store, members[4])
-    pending = member_begins(store, members[5])
-    store.leave(pending, rank=6)
-    folder = pending.path / "ranks-00004"
-    assert {name for name in disk.listdir(folder) if "00006" in name} == set()
-    assert len(disk.listdir(folder)) == 3
 
 
 def test_a_file_of_an_earlier_step_is_linked_into_its_folder(on_disk: JointStore) -> None:
@@ -254,10 +192,3 @@ def test_a_step_that_cannot_be_renamed_is_copied_with_its_folders(
     assert store.steps() == [4]
     disk.rename(target, store.path(5))
     check_whole(store)
-
-
-def test_a_step_with_folders_is_pruned(store: JointStore, disk: CrashingFileOps) -> None:
-    for step, world in ((5, WORLD), (6, 3)):
-        commit_jointly(store, step, world=world)
-    assert store.prune([5]) == [5]
-    assert [name for name in disk.listdir(ROOT) if "5" in name] == []

@@ -41,38 +41,10 @@ def test_a_record_that_stays_the_same_is_parsed_once(store: CheckpointStore) -> 
     assert newest == store.manifest(2)
 
 
-def test_an_older_record_is_parsed_once_if_only_its_attempt_is_asked_for_after(
-    store: CheckpointStore,
-) -> None:
-    records = Records(store)
-    with steps_parsed() as steps:
-        older = records.manifest(1)
-        assert tuple(records.summary(n).attempt for n in (1, 2, 1)) == ("a1", "a2", "a1")
-    assert steps == [1, 2]
-    assert older == store.manifest(1)
-
-
-def test_an_older_record_does_not_take_the_place_of_the_newest(store: CheckpointStore) -> None:
-    records = Records(store)
-    with steps_parsed() as steps:
-        newest = records.manifest(2)
-        records.manifest(1)
-        assert records.manifest(2) is newest
-    assert steps == [2, 1]
-
-
 def test_only_the_newest_record_is_kept_whole(store: CheckpointStore) -> None:
     records, before = Records(store), num_manifests()
     assert [records.summary(step).attempt for step in (1, 2, 1)] == ["a1", "a2", "a1"]
     assert num_manifests() == before + 1
-
-
-def test_a_record_that_was_replaced_is_parsed_again(store: CheckpointStore) -> None:
-    records = Records(store)
-    records.manifest(1)
-    commit_bytes(store, 1, {"a.safetensors": b"1"}, attempt="another", supersede_after=0)
-    assert records.summary(1).attempt == "another"
-    assert records.manifest(1).attempt == "another"
 
 
 def test_a_record_that_was_damaged_is_corrupt_until_it_is_whole_again(
@@ -106,5 +78,10 @@ def test_a_removed_step_is_no_longer_a_checkpoint(store: CheckpointStore) -> Non
         records.manifest(1)
 
 
-def test_a_source_tells_the_attempt_of_a_step(store: CheckpointStore) -> None:
-    assert store.attempt(2) == "a2"
+def test_an_older_record_does_not_take_the_place_of_the_newest(store: CheckpointStore) -> None:
+    records = Records(store)
+    with steps_parsed() as steps:
+        newest = records.manifest(2)
+        records.manifest(1)
+        assert records.manifest(2) is newest
+    assert steps == [2, 1]

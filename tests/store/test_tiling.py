@@ -65,25 +65,9 @@ def test_whatever_is_cut_from_a_tensor_tiles_it_and_no_less(
     assert not tile(*filled, filled[-1])
 
 
-def test_a_tensor_of_which_nobody_has_anything_is_missed() -> None:
-    assert not tile()
-    assert not tile(Box((4, 6), (0, 0)))
-
-
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0)])
 def test_scalars_and_empty_tensors_are_tiled_by_one_box(shape: tuple[int, ...]) -> None:
     assert tile(Box.whole(shape), shape=shape)
-
-
-def test_a_scalar_on_two_ranks_is_there_twice() -> None:
-    assert not tile(Box((), ()), Box((), ()), shape=())
-
-
-def test_a_gap_of_one_tensor_is_not_filled_by_another() -> None:
-    top, bottom = split(Box.whole(SHAPE), 0, 2)
-    found = [*shards(top), *shards(top, bottom, bottom, key="v")]
-    whole = [Shard.whole("model", key, "float32", SHAPE) for key in ("w", "v")]
-    assert not add_up([measure(found)], measure(whole))
 
 
 @pytest.mark.parametrize(

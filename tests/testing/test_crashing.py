@@ -44,14 +44,6 @@ def test_an_appended_file_keeps_at_least_what_was_synced() -> None:
     assert outcomes(ops) == [[("log", data)] for data in contents]
 
 
-def test_entries_survive_independently_of_each_other() -> None:
-    ops = CrashingFileOps()
-    for name in ("a", "b"):
-        ops.write_file(ROOT / name, b"")
-    names = [[name for name, _ in outcome] for outcome in outcomes(ops)]
-    assert names == [[], ["a"], ["a", "b"], ["b"]]
-
-
 def test_a_rename_is_one_operation_that_needs_no_earlier_one() -> None:
     ops = CrashingFileOps()
     ops.mkdir(ROOT / "a")
@@ -97,13 +89,6 @@ def test_too_many_outcomes_are_sampled_with_the_best_and_the_worst() -> None:
     assert found == outcomes(ops, limit=20)
 
 
-def test_few_operations_with_too_many_fates_of_files_are_sampled_too() -> None:
-    ops = CrashingFileOps()
-    for number in range(5):
-        ops.write_file(ROOT / str(number), b"12345678")
-    assert len(outcomes(ops, limit=20)) <= 20
-
-
 def test_after_a_power_cut_nothing_works() -> None:
     ops = CrashingFileOps()
     ops.cut_power_after(1)
@@ -143,13 +128,6 @@ def test_a_full_disk_refuses_what_does_not_fit() -> None:
     with pytest.raises(OSError, match="No space"):
         ops.write_file(ROOT / "b", bytes(3))
     assert ops.free_bytes(ROOT) == 2
-
-
-def test_mkdir_refuses_a_file_in_the_way() -> None:
-    ops = CrashingFileOps()
-    ops.write_file(ROOT / "a", b"")
-    with pytest.raises(FileExistsError):
-        ops.mkdir(ROOT / "a", parents=True)
 
 
 def test_a_planted_link_survives_and_takes_no_space() -> None:
