@@ -16,12 +16,7 @@ import pytest
 
 import checkfreq
 from checkfreq import KeepLast
-from checkfreq.errors import (
-    CheckFreqError,
-    ConfigError,
-    CorruptCheckpointError,
-    StorageError,
-)
+from checkfreq.errors import CheckFreqError, ConfigError, CorruptCheckpointError, StorageError
 from checkfreq.integrations.dcp import CFStorageReader
 from checkfreq.persist.lock import DirectoryLock
 from checkfreq.store.store import CheckpointStore
@@ -136,66 +131,54 @@ def test_two_runs_that_a_deleted_lock_file_let_in_do_not_both_write(chk_dir: Pat
 
 # What is not ours inside of it.
 
-Plant = Callable[[Path, Path], None]
 
-
-def _link(path: Path, target: Path) -> None:
-    path.symlink_to(target)
-
-
-def _fifo(path: Path, target: Path) -> None:
-    os.mkfifo(path)
-
-
-@pytest.mark.parametrize("plant", [_link, _fifo])
+@pytest.mark.parametrize("plant", [Path.symlink_to, lambda path, target: os.mkfifo(path)])
 @pytest.mark.parametrize(
-    "name",
+    "names",
     [
-        *(".lock", ".latest.new", "latest", "events.jsonl", "marks.jsonl"),
-        *("profile.json", ".profile.json.new", "trace.jsonl"),
+        (".lock",),
+        (".latest.new", "events.jsonl", ".profile.json.new", "trace.jsonl"),
+        ("latest", "profile.json"),
+        ("marks.jsonl",),
     ],
 )
 def test_nothing_is_written_through_what_was_planted_in_the_directory(
-    name: str, plant: Plant, chk_dir: Path, tmp_path: Path
+    names: tuple[str, ...], plant: Callable[[Path, Path], None], chk_dir: Path, tmp_path: Path
 ) -> None:
     chk_dir.mkdir()
     (tmp_path / "bashrc").write_text("mine\n")
-    plant(chk_dir / name, tmp_path / "bashrc")
+    for name in names:
+        plant(chk_dir / name, tmp_path / "bashrc")
     training = Training()
-    auto = {"mode": checkfreq.CFMode.AUTO, "chk_freq": None} if "profile" in name else {}
-    traced = {"config": config(record_trace=True)} if "trace" in name else {}
+    auto = {"mode": checkfreq.CFMode.AUTO, "chk_freq": None}
     refused = ""
     try:
-        with managed(chk_dir, training.chk, **auto, **traced) as manager:
+        with managed(chk_dir, training.chk, config=config(record_trace=True), **auto) as manager:
             one(training, manager)
             manager.save(wait=True, keep=True)
             one(training, manager)
     except CheckFreqError as error:
         refused = str(error)
-    assert name in refused or CheckpointStore(chk_dir).verify(1).step == 1
+    is_said = any(name in refused for name in names)
+    assert is_said or CheckpointStore(chk_dir).verify(1).step == 1
     assert (tmp_path / "bashrc").read_text() == "mine\n"
 
 
-@pytest.mark.parametrize("name", [".tmp-1-a", ".trash-1", ".tmp-x", "step-00000001"])
-def test_nothing_is_deleted_behind_a_link_in_the_directory(
-    name: str, chk_dir: Path, tmp_path: Path
-) -> None:
-    precious = tmp_path / "precious"
-    if name.startswith("step"):
-        written(chk_dir, 2)
-        (chk_dir / name).rename(precious)
-    precious.mkdir(exist_ok=True)
+def test_nothing_is_deleted_behind_a_link_in_the_directory(chk_dir: Path, tmp_path: Path) -> None:
+    precious, names = tmp_path / "precious", (".tmp-1-a", ".trash-1", ".tmp-x", "step-00000001")
+    written(chk_dir, 2)
+    (chk_dir / "step-00000001").rename(precious)
     (precious / "thesis").write_text("x")
     before = sorted(os.listdir(precious))
-    chk_dir.mkdir(exist_ok=True)
-    (chk_dir / name).symlink_to(precious)
+    for name in names:
+        (chk_dir / name).symlink_to(precious)
     training = Training()
     with managed(chk_dir, training.chk, chk_freq=1, retention=KeepLast(1)) as manager:
         manager.restore()
         for _ in range(3):
             one(training, manager)
     assert sorted(os.listdir(precious)) == before
-    assert (chk_dir / name).is_symlink() is name.startswith("step")
+    assert [name for name in names if (chk_dir / name).is_symlink()] == ["step-00000001"]
 
 
 #: Run in a process of its own, which is killed if it does not end.
@@ -303,10 +286,8 @@ def test_sizes_that_no_memory_can_hold_are_the_librarys_own_error(chk_dir: Path)
     assert checkfreq.load(chk_dir)
 
 
-@pytest.mark.parametrize("umask", [0o002, 0o077])
-def test_everything_a_run_writes_has_the_modes_that_the_umask_leaves(
-    umask: int, chk_dir: Path
-) -> None:
+def test_everything_a_run_writes_has_the_modes_that_the_umask_leaves(chk_dir: Path) -> None:
+    umask = 0o023
     before = os.umask(umask)
     try:
         training = Training()
@@ -342,21 +323,6 @@ def test_a_run_goes_on_in_its_own_files_after_a_copy_by_hard_links(chk_dir: Path
     assert {path: path.read_bytes() for path in before} == before
     with managed(backup, training.chk, config=config(takeover_s=0.0)) as manager:
         assert manager.all_steps() == [1]
-
-
-def test_two_runs_that_start_at_once_do_not_share_a_directory(chk_dir: Path) -> None:
-    managers = [managed(chk_dir, Training().chk, config=config(takeover_s=0.0)) for _ in range(2)]
-    outcomes = []
-    for manager in managers:
-        try:
-            manager.save(wait=True)
-            outcomes.append("saved")
-        except ConfigError:
-            outcomes.append("refused")
-    for manager in reversed(managers):
-        manager.close()
-    assert sorted(outcomes) == ["refused", "saved"]
-    assert CheckpointStore(chk_dir).steps() == [0]
 
 
 BUSY = """

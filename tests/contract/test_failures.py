@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from checkfreq import CFManager, KeepLast
+from checkfreq import CFManager
 from checkfreq.errors import PersistError, SnapshotError, WorkerDiedError
 from checkfreq.events import FailureNotice
-from checkfreq.persist.lock import DirectoryLock
 from checkfreq.persist.protocol import readable
 from checkfreq.store.store import CheckpointStore
 from tests.contract.conftest import Gate, Hold, SetFault
@@ -54,21 +53,6 @@ def test_a_failed_persist_is_logged_as_error_and_training_goes_on(
         assert manager.all_steps() == [1]
         manager.wait()
         training.steps(manager, 1)
-
-
-def test_a_failed_persist_is_retried_at_the_next_interval(
-    chk_dir: Path, worker_fault: SetFault
-) -> None:
-    worker_fault("commit.sync_payload:raise-EIO:1")
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=2) as manager:
-        training.steps(manager, 2)
-        reap(manager, lambda: manager.stats()["num_failed"] == 1)
-        training.steps(manager, 1)
-        assert manager.stats()["num_in_flight"] == 0
-        training.steps(manager, 1)
-        manager.wait()
-        assert manager.all_steps() == [4]
 
 
 def test_by_default_failures_in_a_row_pause_the_tries_and_never_end_the_training(
@@ -151,17 +135,6 @@ def test_workers_that_cannot_use_the_directory_are_not_started_at_every_boundary
     assert manager.all_steps() == [1, manager.global_step]
 
 
-def test_as_many_in_a_row_as_tolerated_raise_nothing(chk_dir: Path, worker_fault: SetFault) -> None:
-    worker_fault("commit.mkdir:raise-EIO:1;commit.sync_payload:raise-EIO:1")
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1, tolerate_failures=2) as manager:
-        failing(training, manager, 2)
-        training.steps(manager, 1)
-        manager.wait()
-        assert manager.all_steps() == [3]
-        assert manager.stats()["num_failed"] == 2
-
-
 CALLS: dict[str, Callable[[CFManager], None]] = {
     "step": lambda manager: manager.step(),
     "wait": lambda manager: manager.wait(),
@@ -214,19 +187,6 @@ def test_after_raising_the_count_starts_anew(chk_dir: Path, worker_fault: SetFau
         assert manager.all_steps() == [2]
 
 
-def test_a_failed_persist_leaves_the_old_checkpoints_and_no_litter(
-    chk_dir: Path, worker_fault: SetFault
-) -> None:
-    written(chk_dir, 2)
-    worker_fault("commit.rename:raise-EIO:1")
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1, retention=KeepLast(1)) as manager:
-        manager.restore()
-        failing(training, manager, 1)
-        assert manager.all_steps() == [1, 2]
-        assert not list(chk_dir.glob(".tmp-*"))
-
-
 def test_a_worker_that_died_is_replaced_and_its_snapshot_still_becomes_a_checkpoint(
     chk_dir: Path, worker_fault: SetFault, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -272,21 +232,6 @@ def test_a_snapshot_that_kills_every_worker_is_given_up_and_counted(
         manager.close()
 
 
-def test_a_directory_held_by_another_run_is_a_config_error_that_names_it(chk_dir: Path) -> None:
-    from checkfreq.errors import ConfigError
-
-    with managed(chk_dir, Training().chk) as first:
-        first.save(wait=True)
-    lock = DirectoryLock(chk_dir)
-    assert lock.try_now(owner_pid=os.getpid())  # as the worker of another process has it
-    second = managed(chk_dir, Training().chk, config=config(takeover_s=0.1))
-    with pytest.raises(ConfigError, match=rf"training process {os.getpid()}.*takeover_s"):
-        second.restore()
-    second.close()
-    lock.release()
-    assert CheckpointStore(chk_dir).steps() == [0]
-
-
 def _snapshot_and_die(chk_dir: Path, gate: Gate) -> None:
     training = Training()
     manager = managed(chk_dir, training.chk)
@@ -294,36 +239,6 @@ def _snapshot_and_die(chk_dir: Path, gate: Gate) -> None:
     manager.save()
     gate.wait_reached()
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_training_goes_on_when_the_persist_process_dies(
-    chk_dir: Path, worker_fault: SetFault
-) -> None:
-    worker_fault("worker.receive:kill-self:2")
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
-        for _ in range(3):
-            training.steps(manager, 1)
-            manager.wait()
-        assert manager.all_steps() == [1, 2, 3]
-
-
-def test_a_failed_persist_is_visible_and_never_written_under_a_new_number(
-    chk_dir: Path, worker_fault: SetFault
-) -> None:
-    worker_fault("commit.mkdir:raise-ENOSPC:1")
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
-        bits = training.steps(manager, 1)
-        manager.wait()
-        assert manager.stats()["num_failed"] == 1
-        bits += training.steps(manager, 1)
-        manager.wait()
-        assert manager.all_steps() == [2]
-    restored = Training(seed=1)
-    with managed(chk_dir, restored.chk) as manager:
-        manager.restore()
-        assert restored.bits() == bits[1]
 
 
 def test_a_persist_outlives_its_trainer(chk_dir: Path, hold_worker: Hold) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from checkfreq import CFCheckpoint, CFManager
 from iterators import CFIterator
-from tests.silence.training import EVERY, data, digest, loss_of, tick, tried
+from tests.silence.training import EVERY, data, digest, killed_and_resumed, loss_of, tick, tried
 
 Trained = tuple[nn.Module, torch.optim.Optimizer, CFManager]
 
@@ -47,7 +49,7 @@ def uneven(directory: str, kill: int) -> tuple[str, int]:
 
 
 def test_uneven(tmp_path: Path) -> None:
-    trial = tried(uneven, tmp_path, kills=(8, 1))
+    trial = tried(uneven, tmp_path, kills=(8,))
     assert trial.whole.result[1] == 24
     assert trial.is_exact
     assert not trial.warnings
@@ -84,84 +86,87 @@ def grow(directory: str, kill: int) -> tuple[str, int, list[int]]:
 
 
 def test_grow(tmp_path: Path) -> None:
-    trial = tried(grow, tmp_path, kills=(13, 12, 3))
+    trial = tried(grow, tmp_path, kills=(13, 3))
     assert trial.whole.result[1:] == (36, [8, 16, 12])
     assert trial.is_exact
     assert not trial.warnings
 
 
-def in_a_range(directory: str, kill: int) -> tuple[str, int]:
+def in_epochs(
+    directory: str,
+    kill: int,
+    *,
+    turns: Callable[[CFIterator], Any] = lambda iterator: iterator.epochs(4),
+    cut: Callable[[CFIterator], Any] = lambda iterator: iterator,
+    break_after: int = 0,
+    **settings: Any,
+) -> tuple[str, int]:
+    """Epochs that are counted, or cut short, in the way of a script."""
     trained = model, _, manager = training(directory)
     with manager:
-        iterator = CFIterator(data(), cf_manager=manager)
+        iterator = CFIterator(data(), cf_manager=manager, **settings)
         manager.restore()
-        for _ in range(3):
-            for batch in iterator:
+        for _ in turns(iterator):
+            for number, batch in enumerate(cut(iterator), 1):
                 update(trained, [batch], kill)
-    return digest(model), manager.global_step
-
-
-def test_range(tmp_path: Path) -> None:
-    trial = tried(in_a_range, tmp_path, kills=(13,))
-    assert not trial.is_exact
-    (warning,) = trial.warnings
-    assert "goes on in epoch 1, but `for _ in range(3)`" in warning
-    assert "Write `for _ in train_loader.epochs(3):`" in warning
-
-
-def in_an_islice(directory: str, kill: int) -> tuple[str, int]:
-    trained = model, _, manager = training(directory)
-    with manager:
-        iterator = CFIterator(data(), cf_manager=manager)
-        manager.restore()
-        for _ in iterator.epochs(4):
-            for batch in islice(iterator, 5):
-                update(trained, [batch], kill)
-    return digest(model), manager.global_step
-
-
-def mended_islice(directory: str, kill: int) -> tuple[str, int]:
-    trained = model, _, manager = training(directory)
-    with manager:
-        iterator = CFIterator(data(), cf_manager=manager, batches_per_epoch=5)
-        manager.restore()
-        for _ in iterator.epochs(4):
-            for batch in iterator:
-                update(trained, [batch], kill)
-    return digest(model), manager.global_step
-
-
-def counted_by_hand(directory: str, kill: int) -> tuple[str, int]:
-    trained = model, _, manager = training(directory)
-    with manager:
-        iterator = CFIterator(data(), cf_manager=manager)
-        manager.restore()
-        for _ in iterator.epochs(4):
-            served = 0
-            for batch in iterator:
-                update(trained, [batch], kill)
-                if (served := served + 1) == 5:
+                if number == break_after:
                     break
     return digest(model), manager.global_step
 
 
-def test_islice(tmp_path: Path) -> None:
-    trial = tried(in_an_islice, tmp_path, kills=(8,))
-    assert trial.resumed.result[1] == 22
-    (warning,) = trial.warnings
-    assert "islice(train_loader, n) counts from 0" in warning
-    assert "batches_per_epoch=n" in warning
-    mended = tried(mended_islice, tmp_path / "mended", kills=(8, 3))
-    assert mended.is_exact
-    assert not mended.warnings
-    assert mended.whole.result == trial.whole.result
+def in_a_range(directory: str, kill: int) -> tuple[str, int]:
+    return in_epochs(directory, kill, turns=lambda _: range(3))
 
 
-def test_a_break_after_a_count_of_ones_own(tmp_path: Path) -> None:
-    later = tried(counted_by_hand, tmp_path / "later", kills=(8,))
-    (warning,) = later.warnings
-    assert "an epoch before was left after 5 batches; epoch 1, which was resumed after 2" in warning
-    first = tried(counted_by_hand, tmp_path / "first", kills=(3,))
-    (warning,) = first.warnings
-    assert "epoch 1 was left after 5 batches, but epoch 0, which was resumed after 2" in warning
-    assert "batches_per_epoch=5" in warning
+def in_an_islice(directory: str, kill: int) -> tuple[str, int]:
+    return in_epochs(directory, kill, cut=lambda iterator: islice(iterator, 5))
+
+
+def mended_islice(directory: str, kill: int) -> tuple[str, int]:
+    return in_epochs(directory, kill, batches_per_epoch=5)
+
+
+def counted_by_hand(directory: str, kill: int) -> tuple[str, int]:
+    return in_epochs(directory, kill, break_after=5)
+
+
+@pytest.mark.parametrize(
+    ("program", "kill", "said"),
+    [
+        (
+            in_a_range,
+            13,
+            (
+                "goes on in epoch 1, but `for _ in range(3)`",
+                "Write `for _ in train_loader.epochs(3):`",
+            ),
+        ),
+        (in_an_islice, 8, ("islice(train_loader, n) counts from 0", "batches_per_epoch=n")),
+        (
+            counted_by_hand,
+            8,
+            ("an epoch before was left after 5 batches; epoch 1, which was resumed after 2",),
+        ),
+        (
+            counted_by_hand,
+            3,
+            (
+                "epoch 1 was left after 5 batches, but epoch 0, which was resumed after 2",
+                "batches_per_epoch=5",
+            ),
+        ),
+    ],
+)
+def test_epochs_that_a_resumed_run_counts_otherwise_are_told_with_what_to_write(
+    program: Any, kill: int, said: tuple[str, ...], tmp_path: Path
+) -> None:
+    killed, resumed = killed_and_resumed(program, tmp_path, kills=(kill,))
+    (warning,) = [*killed.warnings, *resumed.warnings]
+    assert all(part in warning for part in said)
+
+
+def test_batches_per_epoch_cuts_epochs_short_exactly(tmp_path: Path) -> None:
+    trial = tried(mended_islice, tmp_path, kills=(8,))
+    assert trial.whole.result[1] == 20
+    assert trial.is_exact
+    assert not trial.warnings

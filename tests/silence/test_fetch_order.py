@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from checkfreq import CFCheckpoint, CFManager
 from iterators import CFIterator
-from tests.silence.training import EVERY, data, digest, loss_of, start, tick, tried
+from tests.silence.training import EVERY, Program, data, digest, loss_of, tick, tried
 
 
 def ahead(batches: Iterable[Any]) -> Iterator[Any]:
@@ -44,16 +45,13 @@ def prefetching_as_stated(directory: str, kill: int) -> str:
     return prefetching(directory, kill, lookahead=1)
 
 
-def test_prefetch_is_warned_of_with_the_line_to_write(tmp_path: Path) -> None:
-    (warning,) = start(prefetching, tmp_path).warnings
+def test_prefetch_is_warned_of_with_the_line_to_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefetching(str(tmp_path), 0)
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelno > 20)
     assert "fetched 2 batches before its first weight update, and 1 before each later" in warning
     assert "CFIterator(..., lookahead=1)" in warning
-
-
-def test_prefetch_is_exact_once_its_lookahead_is_stated(tmp_path: Path) -> None:
-    trial = tried(prefetching_as_stated, tmp_path, kills=(5, 8))
-    assert trial.is_exact
-    assert not trial.warnings
 
 
 def zipping(directory: str, kill: int, *, comes_first: bool, leaves_at: int, n: int) -> str:
@@ -89,13 +87,13 @@ def zip_open(directory: str, kill: int) -> str:
     return zipping(directory, kill, comes_first=False, leaves_at=3, n=40)
 
 
-def test_zip_order_in_which_the_second_loader_comes_first_is_exact(tmp_path: Path) -> None:
-    trial = tried(zip_order, tmp_path, kills=(5,))
-    assert trial.is_exact
-    assert not trial.warnings
-
-
-def test_zip_open_that_a_variable_keeps_over_the_epochs_end_is_exact(tmp_path: Path) -> None:
-    trial = tried(zip_open, tmp_path, kills=(5,))
+@pytest.mark.parametrize(
+    ("program", "kill"), [(prefetching_as_stated, 8), (zip_order, 5), (zip_open, 5)]
+)
+def test_what_is_fetched_in_another_order_is_served_exactly_without_a_word(
+    program: Program, kill: int, tmp_path: Path
+) -> None:
+    """A stated lookahead; a second loader that comes first; a zip that is open over an end."""
+    trial = tried(program, tmp_path, kills=(kill,))
     assert trial.is_exact
     assert not trial.warnings

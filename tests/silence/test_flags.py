@@ -14,7 +14,7 @@ import checkfreq
 from checkfreq import CFCheckpoint, CFManager
 from checkfreq.state.adapters.flags import covering, is_covered
 from iterators import CFIterator
-from tests.silence.training import EVERY, Trial, data, digest, loss_of, tick, tried
+from tests.silence.training import EVERY, data, digest, learning, tick, tried
 
 
 def net() -> nn.Sequential:
@@ -22,7 +22,7 @@ def net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
 
 
-def trained(
+def train(
     directory: str,
     kill: int,
     *,
@@ -34,16 +34,15 @@ def trained(
     loader, model = data(), net()
     model.get_submodule("0").requires_grad_(not frozen)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    update = learning(model, optimizer)
     with CFManager(directory, CFCheckpoint(model=model, opt=optimizer), **EVERY) as manager:
         batches = CFIterator(loader, cf_manager=manager)
         manager.restore()
         for epoch in batches.epochs(3):
             begin(model, epoch)
-            for x, y in batches:
+            for batch in batches:
                 tick(manager, manager.global_step + 1 == kill)
-                loss_of(model, x, y).backward()
-                manager.weight_update()
-                optimizer.zero_grad()
+                update(manager, batch)
             end(model)
             if manager.global_step + 1 == kill:
                 manager.step()
@@ -58,30 +57,25 @@ def thaw_in_epoch_1(model: Any, epoch: int) -> None:
 
 
 def thaws(directory: str, kill: int) -> str:
-    return trained(directory, kill, begin=thaw_in_epoch_1, frozen=True)
-
-
-def validates(directory: str, kill: int) -> str:
-    return trained(directory, kill, begin=lambda m, _: m.train(), end=lambda m: m.eval())
+    return train(directory, kill, begin=thaw_in_epoch_1, frozen=True)
 
 
 def forgets_to_train_again(directory: str, kill: int) -> str:
-    return trained(directory, kill, begin=lambda m, _: None, end=lambda m: m.eval())
+    return train(directory, kill, begin=lambda m, _: None, end=lambda m: m.eval())
 
 
 def freezes_always(directory: str, kill: int) -> str:
-    return trained(directory, kill, begin=lambda m, _: m.get_submodule("1").eval(), frozen=True)
+    return train(directory, kill, begin=lambda m, _: m.get_submodule("1").eval(), frozen=True)
 
 
-def test_flags(tmp_path: Path) -> None:
-    trial = tried(thaws, tmp_path, kills=(4, 12, 20))
-    assert trial.is_exact
-    assert not trial.warnings
-
-
-@pytest.mark.parametrize("program", [validates, forgets_to_train_again, freezes_always])
-def test_what_a_script_sets_itself_is_exact_and_no_warning(program: Any, tmp_path: Path) -> None:
-    trial: Trial = tried(program, tmp_path, kills=(11, 17))
+@pytest.mark.parametrize(
+    ("program", "kills"),
+    [(thaws, (12, 20)), (forgets_to_train_again, (17,)), (freezes_always, (11,))],
+)
+def test_what_a_script_sets_on_its_way_is_exact_and_no_warning(
+    program: Any, kills: tuple[int, ...], tmp_path: Path
+) -> None:
+    trial = tried(program, tmp_path, kills=kills)
     assert trial.is_exact
     assert not trial.warnings
 

@@ -11,23 +11,21 @@ from torch import nn
 
 from checkfreq import CFCheckpoint, CFManager
 from iterators import CFIterator
-from tests.silence.training import EVERY, data, digest, loss_of, tick, tried
+from tests.silence.training import EVERY, data, digest, loss_of, trained, tried
 
 
 def kept_grads(directory: str, kill: int) -> str:
     loader, model = data(), nn.Linear(8, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    with CFManager(directory, CFCheckpoint(model=model, opt=optimizer), **EVERY) as manager:
-        batches = CFIterator(loader, cf_manager=manager)
-        manager.restore()
-        for _ in batches.epochs(2):
-            for x, y in batches:
-                tick(manager, manager.global_step + 1 == kill)
-                for p in model.parameters():
-                    if p.grad is not None:
-                        p.grad.mul_(0.5)
-                loss_of(model, x, y).backward()
-                manager.weight_update()
+
+    def update(manager: CFManager, batch: Any) -> None:
+        for p in model.parameters():
+            if p.grad is not None:
+                p.grad.mul_(0.5)
+        loss_of(model, *batch).backward()
+        manager.weight_update()
+
+    trained(directory, kill, loader, update, epochs=2, model=model, opt=optimizer)
     return digest(model)
 
 

@@ -13,8 +13,7 @@ from torch import nn
 import checkfreq
 from checkfreq import CFCheckpoint, CFManager
 from checkfreq.formats import to_safetensors
-from iterators import CFIterator
-from tests.silence.training import EVERY, data, digest, loss_of, tick, tried
+from tests.silence.training import EVERY, data, digest, loss_of, trained, tried
 
 
 class Counting(nn.Linear):
@@ -39,17 +38,14 @@ def train(directory: str, kill: int) -> str:
     loader = data()
     one, other = Counting(), CountingItsOwnWay()
     optimizer = torch.optim.SGD([*one.parameters(), *other.parameters()], lr=0.05)
-    checkpoint = CFCheckpoint(one=one, other=other, opt=optimizer)
-    with CFManager(directory, checkpoint, **EVERY) as manager:
-        batches = CFIterator(loader, cf_manager=manager)
-        manager.restore()
-        for _ in batches.epochs(3):
-            for x, y in batches:
-                tick(manager, manager.global_step + 1 == kill)
-                loss_of(one, x, y).backward()
-                loss_of(other, x, y).backward()
-                manager.weight_update()
-                optimizer.zero_grad()
+
+    def update(manager: CFManager, batch: Any) -> None:
+        loss_of(one, *batch).backward()
+        loss_of(other, *batch).backward()
+        manager.weight_update()
+        optimizer.zero_grad()
+
+    trained(directory, kill, loader, update, one=one, other=other, opt=optimizer)
     return digest(one, other, one.seen, other.seen)
 
 

@@ -63,11 +63,10 @@ def train(directory: str, seed: int) -> tuple[int, bool, bool]:
 
 
 def test_training_goes_on_after_interrupts_that_are_caught(tmp_path: Path) -> None:
-    for seed in (1, 2):
-        run = start(train, tmp_path / str(seed), kill=seed)
-        assert run.exit_code == 0, run.error
-        interrupts, is_live, same_steps = run.result
-        assert interrupts >= _NUM_INTERRUPTS
-        assert is_live
-        assert same_steps
-        assert not run.warnings
+    run = start(train, tmp_path, kill=1)
+    assert run.exit_code == 0, run.error
+    interrupts, is_live, same_steps = run.result
+    assert interrupts >= _NUM_INTERRUPTS
+    assert is_live
+    assert same_steps
+    assert not run.warnings

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau, S
 
 from checkfreq import CFCheckpoint, CFManager
 from iterators import CFIterator
-from tests.silence.training import EVERY, data, digest, loss_of, start, tick, tried
+from tests.silence.training import EVERY, data, digest, killed_and_resumed, loss_of, trained
 
 
 def two_parts() -> nn.Sequential:
@@ -26,24 +26,20 @@ def forgot(directory: str, kill: int) -> str:
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
     second = torch.optim.Adam(model[2].parameters(), lr=0.05)
     scaler = torch.amp.GradScaler("cpu", growth_interval=2, init_scale=16.0)
-    with CFManager(directory, CFCheckpoint(model=model, optimizer=optimizer), **EVERY) as manager:
-        batches = CFIterator(loader, cf_manager=manager)
-        manager.restore()
-        for _ in batches.epochs(3):
-            for x, y in batches:
-                tick(manager, manager.global_step + 1 == kill)
-                scaler.scale(loss_of(model, x, y)).backward()
-                scaler.step(optimizer)
-                scaler.step(second)
-                scaler.update()
-                model.zero_grad()
+
+    def update(manager: CFManager, batch: Any) -> None:
+        scaler.scale(loss_of(model, *batch)).backward()
+        scaler.step(optimizer)
+        scaler.step(second)
+        scaler.update()
+        model.zero_grad()
+
+    trained(directory, kill, loader, update, model=model, optimizer=optimizer)
     return digest(model)
 
 
-def test_forgot(tmp_path: Path) -> None:
-    trial = tried(forgot, tmp_path)
-    assert not trial.is_exact
-    for begun in (trial.whole, *trial.killed, trial.resumed):
+def test_what_is_forgotten_is_named_in_each_start_with_what_to_write(tmp_path: Path) -> None:
+    for begun in killed_and_resumed(forgot, tmp_path):
         scaler, optimizer = begun.warnings
         assert "the GradScaler 'scaler' steps an optimizer" in scaler
         assert scaler.endswith("CFCheckpoint(..., scaler=scaler)")
@@ -51,28 +47,24 @@ def test_forgot(tmp_path: Path) -> None:
         assert optimizer.endswith("CFCheckpoint(..., second=second)")
 
 
-def only_a_model(directory: str, kill: int) -> str:
-    """No optimizer is tracked: the one that steps passes boundaries, and is named."""
+def test_an_optimizer_that_alone_updates_the_tracked_model_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No optimizer is tracked: the one that steps passes boundaries."""
     loader, model = data(), two_parts()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    with CFManager(directory, CFCheckpoint(model=model), **EVERY) as manager:
-        batches = CFIterator(loader, cf_manager=manager)
-        manager.restore()
-        for _ in batches.epochs(1):
-            for x, y in batches:
-                optimizer.zero_grad()
-                loss_of(model, x, y).backward()
-                optimizer.step()
-        assert manager.global_step == 8
-    return digest(model)
-
-
-def test_an_optimizer_that_alone_updates_the_tracked_model_is_named(tmp_path: Path) -> None:
-    (warning,) = start(only_a_model, tmp_path).warnings
+    with CFManager(tmp_path, CFCheckpoint(model=model), **EVERY) as manager:
+        for x, y in CFIterator(loader, cf_manager=manager):
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            optimizer.step()
+    assert manager.global_step == 8
+    (warning,) = warnings(caplog)
     assert "CFCheckpoint(..., optimizer=optimizer)" in warning
 
 
-# ---- in one process
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno > 20]
 
 
 class Run:
@@ -116,7 +108,7 @@ def test_a_schedule_of_a_tracked_optimizer_is_named_once_when_it_goes_on(
         advance(cosine)
 
     run.iterate(update, num=4)
-    (text,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    (text,) = warnings(caplog)
     assert "'cosine' schedules a tracked optimizer" in text
     assert text.endswith("CFCheckpoint(..., cosine=cosine)")
 
@@ -230,7 +222,7 @@ def test_what_loses_nothing_is_not_named(
 ) -> None:
     run = Run(tmp_path)
     run.iterate(script(run))
-    assert [record.getMessage() for record in caplog.records if record.levelno > 20] == []
+    assert warnings(caplog) == []
 
 
 def test_an_optimizer_without_a_state_is_named_once_its_learning_rate_changes(
@@ -245,5 +237,5 @@ def test_an_optimizer_without_a_state_is_named_once_its_learning_rate_changes(
         other.param_groups[0]["lr"] *= 0.9
 
     run.iterate(update)
-    (text,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    (text,) = warnings(caplog)
     assert text.endswith("CFCheckpoint(..., other=other)")

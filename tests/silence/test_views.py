@@ -14,8 +14,7 @@ import checkfreq
 from checkfreq import CFCheckpoint, CFManager
 from checkfreq.errors import StateError
 from checkfreq.state.capture import capture
-from iterators import CFIterator
-from tests.silence.training import EVERY, data, digest, loss_of, tick, tried
+from tests.silence.training import EVERY, data, digest, learning, trained, tried
 
 State = dict[str, Any]
 
@@ -40,18 +39,9 @@ class Shared(torch.optim.Optimizer):
 
 
 def train(directory: str, kill: int) -> str:
-    loader = data()
     model = nn.Linear(8, 3)
     optimizer = Shared(model.parameters())
-    with CFManager(directory, CFCheckpoint(model=model, opt=optimizer), **EVERY) as manager:
-        batches = CFIterator(loader, cf_manager=manager)
-        manager.restore()
-        for _ in batches.epochs(3):
-            for x, y in batches:
-                tick(manager, manager.global_step + 1 == kill)
-                loss_of(model, x, y).backward()
-                manager.weight_update()
-                optimizer.zero_grad()
+    trained(directory, kill, data(), learning(model, optimizer), model=model, opt=optimizer)
     return digest(model)
 
 
