@@ -20,15 +20,17 @@ def steps_in(path: Path) -> list[int]:
 
 
 def test_a_line_is_json_for_readers_that_know_no_nan_and_leaves_out_what_is_not_known() -> None:
-    data = {
-        "mtbf_s": None,
-        "cost_s": float("nan"),
-        "more": [{"at": float("-inf"), "W": None}, None],
-    }
+    costs = {"T": float("nan"), "W": None}
+    data = {"mtbf_s": None, "costs": costs, "more": [{"at": float("-inf")}, None]}
     event = Event("plan", 3, data)
     line = json.loads(event.to_json(), parse_constant=pytest.fail)
     del line["time_unix_s"]
-    assert line == {"kind": "plan", "step": 3, "cost_s": "nan", "more": [{"at": "-inf"}, None]}
+    assert line == {
+        "kind": "plan",
+        "step": 3,
+        "costs": {"T": "nan"},
+        "more": [{"at": "-inf"}, None],
+    }
     assert event.data["mtbf_s"] is None
 
 

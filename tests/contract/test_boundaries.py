@@ -10,7 +10,6 @@ import torch
 import checkfreq
 from checkfreq import KeepLast
 from checkfreq.errors import StateError
-from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator
 from tests.contract.conftest import Hold
 from tests.contract.runs import Training, loader, managed, train
@@ -71,19 +70,6 @@ def test_the_last_boundary_of_an_epoch_is_passed_when_epochs_advances(chk_dir: P
             tails.append(manager.global_step)
         assert (heads, tails) == ([0, 3], [2, 5])
         assert manager.global_step == 6
-
-
-def test_the_last_boundary_of_an_epoch_is_passed_at_the_next_iter(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-        for _ in range(2):
-            for (x,) in iterator:
-                training.update(manager, x)
-        assert manager.global_step == 5
-        iter(iterator)
-        assert manager.global_step == 6
-        assert iterator.epoch == 2
 
 
 def test_the_tail_is_inside_the_epoch(chk_dir: Path) -> None:
@@ -182,14 +168,3 @@ def test_step_of_a_closed_manager_is_a_state_error(chk_dir: Path) -> None:
     for call in (manager.step, manager.save, manager.restore, manager.wait):
         with pytest.raises(StateError, match="is closed"):
             call()
-
-
-def test_numbering_continues_after_a_resume(chk_dir: Path) -> None:
-    for expected in ([1, 2], [2, 3, 4], [4, 5, 6]):
-        training = Training()
-        with managed(chk_dir, training.chk, chk_freq=1) as manager:
-            manager.restore()
-            for _ in range(2):
-                training.steps(manager, 1)
-                manager.wait()
-        assert CheckpointStore(chk_dir).steps() == expected

@@ -14,7 +14,7 @@ from checkfreq.errors import PersistError
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator
 from tests.contract.conftest import Hold, SetFault
-from tests.contract.runs import Training, loader, managed, train, written
+from tests.contract.runs import Training, loader, managed, written
 
 
 def test_a_clean_close_checkpoints_the_last_boundary_if_it_is_not_durable(chk_dir: Path) -> None:
@@ -26,14 +26,6 @@ def test_a_clean_close_checkpoints_the_last_boundary_if_it_is_not_durable(chk_di
     with managed(chk_dir, restored.chk) as manager:
         manager.restore()
         assert restored.bits() == bits[-1]
-
-
-def test_a_clean_close_after_nothing_but_a_restore_writes_nothing(chk_dir: Path) -> None:
-    written(chk_dir, 1)
-    with managed(chk_dir, Training().chk) as manager:
-        manager.restore()
-    assert CheckpointStore(chk_dir).steps() == [1]
-    assert manager.stats()["num_committed"] == 0
 
 
 def test_a_clean_close_of_a_manager_that_did_nothing_leaves_no_checkpoint(chk_dir: Path) -> None:
@@ -111,21 +103,6 @@ def test_after_an_exception_only_work_in_flight_is_finished(
     assert CheckpointStore(chk_dir).steps() == [2]
 
 
-def test_after_an_exception_an_iterators_pending_boundary_is_not_passed(chk_dir: Path) -> None:
-    training = Training()
-
-    def crash() -> None:
-        with managed(chk_dir, training.chk, chk_freq=1) as manager:
-            for (x,) in CFIterator(loader(), cf_manager=manager):
-                training.update(manager, x)
-                if manager.global_step == 1:
-                    raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        crash()
-    assert CheckpointStore(chk_dir).steps() == [1]
-
-
 def step_and_crash(chk_dir: Path) -> None:
     training = Training()
     with managed(chk_dir, training.chk, chk_freq=1, tolerate_failures=0) as manager:
@@ -172,22 +149,6 @@ def test_close_gives_up_at_its_timeout_and_raises(
         manager.close(timeout_s=0.1)
     assert "did not finish within 0 s and was killed" in caplog.text
     assert CheckpointStore(chk_dir).steps() == []
-
-
-def test_an_epochs_loop_ends_with_its_last_checkpoint(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-        train(training, manager, iterator, 2)
-        bits = training.bits()
-    assert CheckpointStore(chk_dir).steps() == [3, 6]
-    restored = Training(seed=1)
-    with managed(chk_dir, restored.chk) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-        manager.restore()
-        train(restored, manager, iterator, 2)
-        assert manager.global_step == 6
-        assert restored.bits() == bits
 
 
 def test_closing_without_time_for_the_final_checkpoint_says_so(chk_dir: Path) -> None:

@@ -24,18 +24,6 @@ def test_chk_freq_and_dynamic_that_agree_are_taken_and_that_conflict_are_a_confi
         assert manager.stats()["interval_steps"] == 2
 
 
-def test_epochs_counts_the_total_and_a_finished_run_has_none_left(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        train(training, manager, CFIterator(loader(), cf_manager=manager), 2)
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-        manager.restore()
-        assert list(iterator.epochs(2)) == []
-        assert next(iter(iterator.epochs(3))) == 2
-
-
 def test_steps_crosses_epochs_and_counts_the_total(chk_dir: Path) -> None:
     training = Training()
     with managed(chk_dir, training.chk) as manager:

@@ -107,17 +107,6 @@ def test_a_notice_that_comes_during_a_restore_stops_the_run_at_its_first_boundar
     assert events(chk_dir, "stop")[0]["signal"] == "slurm"
 
 
-def test_a_time_limit_of_slurm_ends_the_run_in_time(
-    chk_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Install
-) -> None:
-    in_job(monkeypatch)
-    command("squeue", "echo 0:05")
-    records: list[StopRecord] = []
-    stopped_at(chk_dir, Training(), on_stop=records.append)
-    assert [record.source for record in records] == ["slurm", "slurm"]
-    assert records[0].why.endswith("(the job's time limit)")
-
-
 def board_end(manager: CFManager) -> float | None:
     """Seconds until the end that the run knows of."""
     end = manager._session.last_moment.end()
@@ -137,20 +126,6 @@ def test_a_time_limit_that_is_extended_lets_training_go_on(
         training.steps(manager, 3)
         assert not manager.should_stop
         assert (board_end(manager) or 0.0) > 3000.0
-
-
-def test_with_a_slower_disk_the_last_checkpoint_starts_earlier(tmp_path: Path) -> None:
-    """Both disks are measured before the end is known."""
-    needed = {}
-    for name, bytes_per_s in (("fast", None), ("slow", 20_000)):
-        training = Training()
-        limited = config(max_write_bytes_per_s=bytes_per_s)
-        with managed(tmp_path / name, training.chk, config=limited) as manager:
-            for _ in range(2):
-                training.steps(manager, 1)
-                manager.save(wait=True)
-            needed[name] = manager._session.pipeline.needs().durable_s
-    assert needed["slow"] > needed["fast"]
 
 
 def test_a_worker_that_is_replaced_goes_on_watching(

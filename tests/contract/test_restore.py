@@ -60,19 +60,6 @@ def test_it_restores_the_newest_checkpoint_in_place_and_returns_true(chk_dir: Pa
     assert [t.data_ptr() for t in training.model.state_dict().values()] == addresses
 
 
-def test_if_none_validates_it_raises_and_says_what_live_objects_hold(chk_dir: Path) -> None:
-    written(chk_dir, 2)
-    for step in (1, 2):
-        flip(chk_dir, step)
-    training = Training(seed=1)
-    said = r"at least one that validates.*live objects hold parts of steps 2, 1, .*new process"
-    with (
-        managed(chk_dir, training.chk) as manager,
-        pytest.raises(CorruptCheckpointError, match=said),
-    ):
-        manager.restore()
-
-
 def test_verified_before_it_is_loaded_nothing_is_changed_if_none_validates(chk_dir: Path) -> None:
     written(chk_dir, 2)
     for step in (1, 2):
@@ -91,8 +78,9 @@ def test_after_a_restore_that_left_parts_of_a_checkpoint_every_call_raises(chk_d
     flip(chk_dir, 1)
     training = Training(seed=1)
     with managed(chk_dir, training.chk) as manager:
-        with pytest.raises(CorruptCheckpointError):
+        with pytest.raises(CorruptCheckpointError, match="at least one that validates") as caught:
             manager.restore()
+        assert "live objects hold parts of step" in str(caught.value)
         calls: list[Callable[[], Any]] = [
             manager.restore,
             manager.step,
@@ -309,52 +297,38 @@ def test_it_is_a_state_error_after_iteration_began(chk_dir: Path) -> None:
             manager.restore()
 
 
-def test_it_is_a_state_error_while_a_batch_is_in_use_and_nothing_changed(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        train(training, manager, CFIterator(loader(), cf_manager=manager), 1)
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk) as manager:
-        for _ in CFIterator(loader(), cf_manager=manager):
-            bits = training.bits()
-            with pytest.raises((StateError, RuntimeError)):
-                manager.restore()
-            assert training.bits() == bits
-            assert manager.global_step == 0
-            break
+class Stubborn:
+    def state_dict(self) -> dict[str, int]:
+        return {"a": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise ValueError("no")
 
 
-def test_a_position_in_different_data_is_refused_and_nothing_changed(chk_dir: Path) -> None:
-    training = Training()
+@pytest.mark.parametrize(
+    ("tracks_stubborn", "num_samples", "is_in_use", "error", "said"),
+    [
+        (False, 12, True, (StateError, RuntimeError), ""),
+        (False, 8, False, ResumeMismatchError, ""),
+        (True, 12, False, StateError, r"stubborn.*ValueError: no"),
+    ],
+    ids=["a batch in use", "a position in different data", "a load_state_dict that raises"],
+)
+def test_what_cannot_be_restored_is_refused_and_nothing_changed(
+    tracks_stubborn: bool, num_samples: int, is_in_use: bool, error: Any, said: str, chk_dir: Path
+) -> None:
+    more = {"stubborn": Stubborn()} if tracks_stubborn else {}
+    training = Training(**more)
     with managed(chk_dir, training.chk) as manager:
         train(training, manager, CFIterator(loader(), cf_manager=manager), 1)
-    training = Training(seed=1)
+    training = Training(seed=1, **more)
     with managed(chk_dir, training.chk) as manager:
-        iterator = CFIterator(loader(num_samples=8), cf_manager=manager)
+        iterator = CFIterator(loader(num_samples=num_samples), cf_manager=manager)
+        batches = iter(iterator) if is_in_use else None
+        if batches is not None:
+            next(batches)
         before, place = training.bits(), iterator.state_dict()
-        with pytest.raises(ResumeMismatchError):
-            manager.restore()
-        assert training.bits() == before
-        assert iterator.state_dict() == place
-        assert manager.global_step == 0
-
-
-def test_a_load_state_dict_that_raises_leaves_everything_as_it_was(chk_dir: Path) -> None:
-    class Stubborn:
-        def state_dict(self) -> dict[str, int]:
-            return {"a": 1}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            raise ValueError("no")
-
-    training = Training(stubborn=Stubborn())
-    with managed(chk_dir, training.chk) as manager:
-        train(training, manager, CFIterator(loader(), cf_manager=manager), 1)
-    training = Training(seed=1, stubborn=Stubborn())
-    with managed(chk_dir, training.chk) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-        before, place = training.bits(), iterator.state_dict()
-        with pytest.raises(StateError, match=r"stubborn.*ValueError: no"):
+        with pytest.raises(error, match=said):
             manager.restore()
         assert training.bits() == before
         assert iterator.state_dict() == place

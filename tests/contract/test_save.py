@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ import checkfreq
 from checkfreq import CFCheckpoint, KeepBest, KeepLast
 from checkfreq.errors import ConfigError, StateError
 from checkfreq.store.store import CheckpointStore
-from iterators import CFIterator
 from tests.contract.conftest import Hold
-from tests.contract.runs import Training, config, loader, managed, train, written
+from tests.contract.runs import Training, config, managed, written
 
 
 def test_a_state_without_tensors_is_checkpointed(chk_dir: Path) -> None:
@@ -29,27 +27,6 @@ def test_a_state_without_tensors_is_checkpointed(chk_dir: Path) -> None:
         manager.save(wait=True)
         assert manager.all_steps() == [1]
     assert checkfreq.load(chk_dir)["counts"] == {"seen": 2}
-
-
-def test_a_batch_in_use_is_between_boundaries(chk_dir: Path) -> None:
-    training = Training()
-    bits = []
-    with managed(chk_dir, training.chk) as manager:
-        for number, (x,) in enumerate(CFIterator(loader(), cf_manager=manager)):
-            if number == 1:
-                with pytest.raises(StateError, match="handed out a batch"):
-                    manager.save(wait=True)
-                manager.save()
-                assert manager.all_steps() == []
-            if number == 2:
-                manager.wait()
-                assert manager.all_steps() == [2]
-                bits.append(training.bits())
-            training.update(manager, x)
-    restored = Training(seed=1)
-    with managed(chk_dir, restored.chk) as manager:
-        manager.restore(2)
-        assert restored.bits() == bits[0]
 
 
 def test_wait_away_from_a_boundary_is_a_state_error(chk_dir: Path) -> None:
@@ -73,18 +50,27 @@ def test_without_wait_it_returns_before_it_is_durable(chk_dir: Path, hold_worker
         assert manager.all_steps() == [0]
 
 
-def test_a_step_is_written_once_and_a_second_request_adds_its_marks(chk_dir: Path) -> None:
+def test_a_step_is_written_once_and_later_requests_add_marks_and_pin_it_for_good(
+    chk_dir: Path,
+) -> None:
     training = Training()
     with managed(chk_dir, training.chk) as manager:
         training.steps(manager, 1)
         manager.save(wait=True, metrics={"loss": 0.5})
         manager.save(metrics={"accuracy": 0.75})
-        manager.save(keep=True, wait=True)
-        manager.wait()
         assert manager.stats()["num_committed"] == 1
-    mark = CheckpointStore(chk_dir).marks()[1]
-    assert mark.keep
-    assert mark.metrics == {"loss": 0.5, "accuracy": 0.75}
+    training = Training()
+    with managed(chk_dir, training.chk, retention=KeepLast(1), chk_freq=1) as manager:
+        manager.restore()
+        manager.save(keep=True, wait=True)  # the step that was restored
+        assert manager.stats()["num_committed"] == 0
+        for _ in range(3):
+            training.steps(manager, 1)
+            manager.wait()
+    store = CheckpointStore(chk_dir)
+    assert store.steps() == [1, 4]
+    assert store.marks()[1].keep
+    assert store.marks()[1].metrics == {"loss": 0.5, "accuracy": 0.75}
 
 
 def test_several_requests_for_the_next_boundary_are_one_checkpoint_with_all_marks(
@@ -100,29 +86,6 @@ def test_several_requests_for_the_next_boundary_are_one_checkpoint_with_all_mark
     mark = CheckpointStore(chk_dir).marks()[1]
     assert mark.keep
     assert mark.metrics == {"a": 1.0, "b": 2.0}
-
-
-def test_marks_can_be_given_to_the_step_that_was_restored(chk_dir: Path) -> None:
-    written(chk_dir, 1)
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk) as manager:
-        manager.restore()
-        manager.save(keep=True, wait=True)
-        assert manager.stats()["num_committed"] == 0
-    assert CheckpointStore(chk_dir).marks()[1].keep
-
-
-def test_a_pin_holds_in_later_runs_too(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        manager.save(wait=True, keep=True)
-    training = Training()
-    with managed(chk_dir, training.chk, retention=KeepLast(1), chk_freq=1) as manager:
-        manager.restore()
-        for _ in range(3):
-            training.steps(manager, 1)
-            manager.wait()
-    assert CheckpointStore(chk_dir).steps() == [0, 3]
 
 
 @pytest.mark.parametrize("value", [np.float32(0.5), torch.tensor(0.5), 0.5])
@@ -210,20 +173,6 @@ def events(chk_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (chk_dir / "events.jsonl").read_text().splitlines()]
 
 
-def test_an_epochs_checkpoint_is_kept_and_can_be_restored(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, retention=KeepLast(1)) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-        tail: Callable[[], None] = lambda: manager.save(keep=True)  # noqa: E731
-        train(training, manager, iterator, 2, tail=tail)
-    assert CheckpointStore(chk_dir).steps() == [3, 6]
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-        manager.restore(3)
-        assert (iterator.epoch, iterator.batch) == (1, 0)
-
-
 def test_a_snapshot_is_not_overwritten_before_it_is_durable(
     chk_dir: Path, hold_worker: Hold
 ) -> None:
@@ -239,15 +188,3 @@ def test_a_snapshot_is_not_overwritten_before_it_is_durable(
         with managed(chk_dir, restored.chk) as manager:
             manager.restore(step)
             assert restored.bits() == bits[step - 1]
-
-
-def test_the_same_buffers_serve_every_checkpoint(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
-        training.steps(manager, 1)
-        buffers = [(slot.fd, slot.address) for slot in manager._pipeline._arena.slots]
-        for _ in range(5):
-            training.steps(manager, 1)
-            manager.wait()
-        assert [(slot.fd, slot.address) for slot in manager._pipeline._arena.slots] == buffers
-        assert len(buffers) == 2

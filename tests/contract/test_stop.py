@@ -89,19 +89,6 @@ def test_a_signal_in_an_epochs_last_batch_is_honoured_after_the_epochs_tail(chk_
     assert (position["epoch"], position["position"]) == (1, 0)
 
 
-def test_a_loop_without_an_iterator_that_goes_on_gets_its_checkpoint_at_the_next_boundary(
-    chk_dir: Path,
-) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        training.steps(manager, 1)
-        notify()
-        notify()  # to the process and to its group, as launchers do: no more than one
-        training.steps(manager, 1)
-        assert manager.stopped
-        assert manager.all_steps() == [2]
-
-
 def test_a_final_checkpoint_that_cannot_be_made_raises_and_never_claims_to_have_stopped(
     chk_dir: Path, worker_fault: SetFault
 ) -> None:

@@ -199,23 +199,3 @@ def test_a_direct_scaler_step_is_as_safe(chk_dir: Path, hold_trainer: Hold) -> N
     saved = checkfreq.load(chk_dir)
     assert torch.equal(saved["a"]["weight"], before[0])
     assert torch.equal(saved["b"]["weight"], before[1])
-
-
-def test_the_wait_of_an_update_is_reported_as_stall(chk_dir: Path, hold_trainer: Hold) -> None:
-    gate = hold_trainer("snapshot.copy_settled")
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        manager.save()
-        before = manager.stats()["stall_s"]
-        with opened_while_waited_for(gate.open):
-            training.update(manager)
-        assert manager.stats()["stall_s"] > before
-
-
-def test_after_close_the_optimizer_is_free_of_hooks(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        pass
-    training.backward()
-    training.optimizer.step()
-    assert manager.update_attempts == 0

@@ -1,8 +1,10 @@
-"""Where an epoch ends: uneven groups, growing data, epochs that are cut short or counted anew."""
+"""Loops as users write them: epochs, prefetching, a second pass, code after the loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,20 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from checkfreq import CFCheckpoint, CFManager
-from iterators import CFIterator
-from tests.silence.training import EVERY, data, digest, killed_and_resumed, loss_of, tick, tried
+from iterators import CFIterator, IterationStateError
+from tests.silence.training import (
+    EVERY,
+    data,
+    digest,
+    killed_and_resumed,
+    loss_of,
+    start,
+    tick,
+    tried,
+)
+
+# ---- where an epoch ends: uneven groups, growing data, epochs that are cut short or counted anew
+
 
 Trained = tuple[nn.Module, torch.optim.Optimizer, CFManager]
 
@@ -170,3 +184,126 @@ def test_batches_per_epoch_cuts_epochs_short_exactly(tmp_path: Path) -> None:
     assert trial.whole.result[1] == 20
     assert trial.is_exact
     assert not trial.warnings
+
+
+# ---- what a killed run is served again does not depend on the order in which a loop fetches
+
+
+def ahead(batches: Iterable[Any]) -> Iterator[Any]:
+    remaining = iter(batches)
+    following = next(remaining, None)
+    while following is not None:
+        batch, following = following, next(remaining, None)
+        yield batch
+
+
+def prefetching(directory: str, kill: int, **options: Any) -> str:
+    loader = data()
+    model = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with CFManager(directory, CFCheckpoint(model=model, optimizer=optimizer), **EVERY) as manager:
+        batches = CFIterator(loader, cf_manager=manager, **options)
+        num_updates = manager.global_step if manager.restore() else 0
+        for _ in batches.epochs(3):
+            for x, y in ahead(batches):
+                num_updates += 1
+                tick(manager, num_updates == kill)
+                loss_of(model, x, y).backward()
+                manager.weight_update()
+                optimizer.zero_grad()
+    return digest(model)
+
+
+def prefetching_as_stated(directory: str, kill: int) -> str:
+    return prefetching(directory, kill, lookahead=1)
+
+
+def test_prefetch_is_warned_of_with_the_line_to_write(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    prefetching(str(tmp_path), 0)
+    (warning,) = (record.getMessage() for record in caplog.records if record.levelno > 20)
+    assert "fetched 2 batches before its first weight update, and 1 before each later" in warning
+    assert "CFIterator(..., lookahead=1)" in warning
+
+
+def test_prefetch_is_exact_once_its_lookahead_is_stated(tmp_path: Path) -> None:
+    trial = tried(prefetching_as_stated, tmp_path, kills=(8,))
+    assert trial.is_exact
+    assert not trial.warnings
+
+
+# ---- a second loop over the training data within an epoch: an evaluation, or an error
+
+
+def second_pass(directory: str, kill: int) -> tuple[str, int, list[int]]:
+    loader = data()
+    model = nn.Sequential(nn.Dropout(0.1), nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(model.parameters())
+    counted = []
+    with CFManager(directory, CFCheckpoint(model=model, optimizer=optimizer), **EVERY) as manager:
+        batches = CFIterator(loader, cf_manager=manager)
+        num_updates = manager.global_step if manager.restore() else 0
+        for _ in batches.epochs(4):
+            for x, y in batches:
+                num_updates += 1
+                tick(manager, num_updates == kill)
+                optimizer.zero_grad()
+                loss_of(model, x, y).backward()
+                optimizer.step()
+                if batches.batch == 2:  # in mid-epoch too
+                    counted.append(sum(len(y) for _, y in batches.evaluate()))
+            with torch.no_grad():
+                counted.append(sum(len(y) for _, y in batches))
+        return digest(model), manager.global_step, counted[-2:]
+
+
+def test_second_pass_under_no_grad_is_an_evaluation_and_moves_nothing(tmp_path: Path) -> None:
+    trial = tried(second_pass, tmp_path, kills=(11,))
+    assert trial.whole.result[1:] == (32, [64, 64])
+    assert trial.is_exact
+    assert not trial.warnings
+
+
+def test_second_pass_that_could_train_is_an_error_that_names_evaluate(tmp_path: Path) -> None:
+    model = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with CFManager(tmp_path, CFCheckpoint(model=model, optimizer=optimizer), **EVERY) as manager:
+        batches = CFIterator(data(), cf_manager=manager)
+        turns = batches.epochs(2)
+        next(turns)
+        for _ in batches:
+            manager.weight_update()
+        with pytest.raises(IterationStateError, match=r"in train_loader\.evaluate\(\)"):
+            iter(batches)
+        assert next(turns) == 1
+        assert len(list(batches)) == len(batches)
+
+
+# ---- code after the loop that needs its variables, killed after the last checkpoint
+
+
+def fails_after_loop(directory: str, kill: int) -> float:
+    loader = data()
+    model = nn.Linear(8, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with CFManager(directory, CFCheckpoint(model=model, optimizer=optimizer), **EVERY) as manager:
+        batches = CFIterator(loader, cf_manager=manager)
+        manager.restore()
+        for _ in batches.epochs(2):
+            for x, y in batches:
+                loss = loss_of(model, x, y)
+                loss.backward()
+                manager.weight_update()
+                optimizer.zero_grad()
+    if kill:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return loss.item()
+
+
+def test_a_restore_that_leaves_nothing_to_train_says_so(tmp_path: Path) -> None:
+    killed = start(fails_after_loop, tmp_path / "chk", kill=1)
+    assert killed.exit_code == -signal.SIGKILL, killed.error
+    again = start(fails_after_loop, tmp_path / "chk")
+    assert "UnboundLocalError" in again.error
+    assert any("variables that only it sets do not exist after it" in text for text in again.infos)
