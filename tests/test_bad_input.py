@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from checkfreq.persist.lock import DirectoryLock
 from checkfreq.store.manifest import FORMAT_VERSION, MANIFEST_NAME, digest_of
 from checkfreq.store.store import CheckpointStore
 from tests.acceptance.disks import small_disk
+from tests.fork_server import FORK_SERVER
 
 CONFIG = CFConfig(nice=0, takeover_s=0.2)
 
@@ -172,11 +172,10 @@ def _as_nobody(chk_dir: Path) -> str:
     for folder in (*list(chk_dir.parents)[:-1], chk_dir):
         if not os.stat(folder).st_mode & 0o001:
             os.chmod(folder, 0o755)
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_open_as_nobody, args=(theirs, chk_dir))
+    ours, theirs = FORK_SERVER.Pipe()
+    child = FORK_SERVER.Process(target=_open_as_nobody, args=(theirs, chk_dir))
     child.start()
-    assert ours.poll(60)
+    assert ours.poll(240)
     answer: str = ours.recv()
     child.join(240)
     child.close()

@@ -182,14 +182,6 @@ def test_long_runs_without_failures_are_not_stepped_through(
     assert spacing_steps == pytest.approx(most_steps, rel=0.1)
 
 
-def test_an_interval_that_no_start_was_run_for_is_the_planned_one() -> None:
-    costs = Costs(iteration_s=1e-3, stall_s=1.0, copy_s=1.0, persist_s=10.0)
-    outcome = simulate(steady(costs), every(1_000_000), wall_s=1e7, failures=Exponential(5e4))
-
-    assert outcome.goodput == pytest.approx(goodput(1e3, cost_s=1.0, mtbf_s=5e4), rel=0.01)
-    assert outcome.planned_steps == 1_000_000
-
-
 def test_a_run_that_would_take_minutes_to_step_through_is_refused_with_a_sentence() -> None:
     overlapping = Costs(iteration_s=1e-3, stall_s=0.0, copy_s=5e-3, persist_s=1e-3)
     with pytest.raises(ConfigError, match="iterations to step through"):
@@ -325,22 +317,16 @@ def test_invalid_costs_are_refused(name: str) -> None:
         (lambda: Costs(iteration_s=0.0, stall_s=0.0), "iteration_s"),
         (lambda: Costs(iteration_s=1.0, stall_s=0.0, slowdown=1.0), "slowdown"),
         (lambda: Noise(iterations=-0.1), "Noise.iterations"),
-        (lambda: Noise(checkpoints=2.0), "Noise.checkpoints"),
         (lambda: Noise(correlation=1.5), "Noise.correlation"),
         (lambda: Rhythm(iterations=(1.0, 0.0)), "Rhythm.iterations"),
-        (lambda: Rhythm(slowdowns=(math.nan,)), "Rhythm.slowdowns"),
         (lambda: Exponential(0.0), "mtbf_s"),
-        (lambda: Exponential(math.nan), "mtbf_s"),
         (lambda: Interruptions(-1.0), "every_s"),
         (lambda: SpotPreemption(per_day=0.0), "per_day"),
         (lambda: SpotPreemption(per_day=1.0, notice_s=-1.0), "notice_s"),
         (lambda: Cluster(0), "num_gpus"),
         (lambda: FixedInterval(0), "at least 1"),
-        (lambda: changing([]), "ascend"),
-        (lambda: changing([(1.0, COSTS)]), "ascend"),
         (lambda: changing([(0.0, COSTS), (5.0, COSTS), (4.0, COSTS)]), "ascend"),
         (lambda: changing([(0.0, COSTS), (5.0, COSTS)], period_s=5.0), "period"),
-        (lambda: simulate(steady(COSTS), every(1), wall_s=0.0), "wall_s"),
         (lambda: simulate(steady(COSTS), every(1), wall_s=math.inf), "wall_s"),
         (lambda: simulate(steady(COSTS), every(1), wall_s=1.0, restart_s=-1.0), "restart_s"),
         (

@@ -14,7 +14,7 @@ from checkfreq.errors import PersistError
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator
 from tests.contract.conftest import Hold, SetFault
-from tests.contract.runs import Training, loader, managed, written
+from tests.contract.runs import Training, loader, managed, restored, written
 
 
 def test_a_clean_close_checkpoints_the_last_boundary_if_it_is_not_durable(chk_dir: Path) -> None:
@@ -22,10 +22,7 @@ def test_a_clean_close_checkpoints_the_last_boundary_if_it_is_not_durable(chk_di
     with managed(chk_dir, training.chk, chk_freq=2) as manager:
         bits = training.steps(manager, 3)
     assert CheckpointStore(chk_dir).steps()[-1] == 3
-    restored = Training(seed=1)
-    with managed(chk_dir, restored.chk) as manager:
-        manager.restore()
-        assert restored.bits() == bits[-1]
+    assert restored(chk_dir).bits() == bits[-1]
 
 
 def test_a_clean_close_of_a_manager_that_did_nothing_leaves_no_checkpoint(chk_dir: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import multiprocessing
 import os
 import signal
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from checkfreq.persist.protocol import readable
 from checkfreq.store.store import CheckpointStore
 from tests.contract.conftest import Gate, Hold, SetFault
 from tests.contract.runs import Training, config, managed, written
+from tests.fork_server import FORK_SERVER
 
 EVERY_COMMIT_FAILS = "commit.sync_payload:raise-EIO:*"
 
@@ -211,7 +211,8 @@ def test_a_snapshot_that_kills_every_worker_is_given_up_and_counted(
         manager.close()
 
 
-def _snapshot_and_die(chk_dir: Path, gate: Gate) -> None:
+def _snapshot_and_die(chk_dir: Path, gate: Gate, fault: str) -> None:
+    os.environ["CHECKFREQ_FAULT"] = fault
     training = Training()
     manager = managed(chk_dir, training.chk)
     training.steps(manager, 1)
@@ -223,9 +224,8 @@ def _snapshot_and_die(chk_dir: Path, gate: Gate) -> None:
 def test_a_persist_outlives_its_trainer(chk_dir: Path, hold_worker: Hold) -> None:
     """The trainer is killed while its worker has hardly begun; the worker commits alone."""
     gate = hold_worker("commit.mkdir")
-    process = multiprocessing.get_context("spawn").Process(
-        target=_snapshot_and_die, args=(chk_dir, gate)
-    )
+    fault = os.environ["CHECKFREQ_FAULT"]  # the server has the environment it began with
+    process = FORK_SERVER.Process(target=_snapshot_and_die, args=(chk_dir, gate, fault))
     process.start()
     process.join(240)
     assert process.exitcode == -signal.SIGKILL

@@ -109,11 +109,14 @@ def test_step_chooses_a_checkpoint_and_a_step_directory_is_a_path(chk_dir: Path)
     assert digest(checkfreq.load(chk_dir / "step-00000002")) == digest(second)
 
 
-def test_only_limits_what_is_returned(chk_dir: Path) -> None:
+def test_only_and_rank_limit_what_is_returned_to_what_there_is(chk_dir: Path) -> None:
     written(chk_dir, 1)
     assert [*checkfreq.load(chk_dir, only=["model"])] == ["model"]
     with pytest.raises(ConfigError, match="modle"):
         checkfreq.load(chk_dir, only=["modle"])
+    assert digest(checkfreq.load(chk_dir, rank=0)) == digest(checkfreq.load(chk_dir))
+    with pytest.raises(ConfigError, match="nothing of rank 1; expected one of 0"):
+        checkfreq.load(chk_dir, rank=1)
 
 
 def test_into_loads_live_objects_in_place_if_they_fit_or_what_of_them_fits(chk_dir: Path) -> None:
@@ -151,23 +154,3 @@ def test_a_directory_without_checkpoints_is_an_error_that_names_it(tmp_path: Pat
         with pytest.raises(NoCheckpointError, match=str(path)):
             checkfreq.load(path)
     assert not (tmp_path / "nowhere").exists()
-
-
-def test_latest_step_and_all_steps_say_what_is_committed(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        assert manager.latest_step() is None
-        assert manager.all_steps() == []
-        for expected in ([1], [1, 2]):
-            training.steps(manager, 1)
-            manager.save(wait=True)
-            assert manager.all_steps() == expected
-            assert manager.latest_step() == expected[-1]
-    assert manager.all_steps() == [1, 2]
-
-
-def test_a_checkpoint_of_one_rank_has_only_rank_0(chk_dir: Path) -> None:
-    written(chk_dir, 1)
-    assert digest(checkfreq.load(chk_dir, rank=0)) == digest(checkfreq.load(chk_dir))
-    with pytest.raises(ConfigError, match="nothing of rank 1; expected one of 0"):
-        checkfreq.load(chk_dir, rank=1)

@@ -59,7 +59,7 @@ def stopped_at(chk_dir: Path, training: Training, **settings: Any) -> CFManager:
 
 
 def test_the_last_checkpoint_is_durable_before_the_deadline(chk_dir: Path) -> None:
-    deadline = datetime.now(timezone.utc) + timedelta(seconds=9.0 * slowness())
+    deadline = datetime.now(timezone.utc) + timedelta(seconds=6.0 + 3.0 * slowness())
     manager = stopped_at(chk_dir, Training(), deadline=deadline)
     (stop,), (committed,) = events(chk_dir, "stop"), events(chk_dir, "committed")
     assert (stop["signal"], stop["step"]) == ("deadline", manager.global_step)

@@ -27,7 +27,16 @@ from checkfreq.testing import commit_bytes
 from iterators import CFIterator, ResumeMismatchError
 from tests.acceptance.disks import failing_calls
 from tests.contract.conftest import Hold, SetFault
-from tests.contract.runs import Training, config, generator_bits, loader, managed, train, written
+from tests.contract.runs import (
+    Training,
+    config,
+    generator_bits,
+    loader,
+    managed,
+    restored,
+    train,
+    written,
+)
 from tests.store.parsing import steps_parsed
 
 
@@ -180,10 +189,7 @@ def test_after_an_older_step_the_first_commit_moves_later_ones_to_superseded(chk
         assert manager.all_steps() == [1, 2]
     aside = sorted(path.name for path in (chk_dir / "superseded").iterdir())
     assert aside == ["step-00000002", "step-00000003"]
-    training = Training(seed=2)
-    with managed(chk_dir, training.chk) as manager:
-        manager.restore()
-        assert training.bits() == bits
+    assert restored(chk_dir).bits() == bits
 
 
 def test_only_the_first_commit_moves_steps_aside_however_many_are_on_their_way(
@@ -233,10 +239,7 @@ def test_fresh_starts_over_and_sets_the_old_ones_aside(chk_dir: Path) -> None:
         assert manager.all_steps() == [1, 2]
     aside = sorted(path.name for path in (chk_dir / "superseded").iterdir())
     assert aside == ["step-00000001", "step-00000002"]
-    training = Training(seed=2)
-    with managed(chk_dir, training.chk) as manager:
-        manager.restore()
-        assert training.bits() == bits[-1]
+    assert restored(chk_dir).bits() == bits[-1]
 
 
 def test_only_and_exclude_choose_what_is_restored_by_names_that_exist(chk_dir: Path) -> None:

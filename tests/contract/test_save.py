@@ -15,7 +15,7 @@ from checkfreq import CFCheckpoint, KeepBest, KeepLast
 from checkfreq.errors import ConfigError, StateError
 from checkfreq.store.store import CheckpointStore
 from tests.contract.conftest import Hold
-from tests.contract.runs import Training, config, managed, written
+from tests.contract.runs import Training, config, managed, restored, written
 
 
 def test_a_state_without_tensors_is_checkpointed(chk_dir: Path) -> None:
@@ -184,7 +184,4 @@ def test_a_snapshot_is_not_overwritten_before_it_is_durable(
         manager.wait()
         assert manager.all_steps() == [1, 2]
     for step in (2, 1):
-        restored = Training(seed=9)
-        with managed(chk_dir, restored.chk) as manager:
-            manager.restore(step)
-            assert restored.bits() == bits[step - 1]
+        assert restored(chk_dir, step).bits() == bits[step - 1]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, TrainingStopped
 from tests.contract.conftest import Hold, SetFault
 from tests.contract.runs import Training, config, loader, managed, train
+from tests.fork_server import FORK_SERVER
 
 
 def notify(number: int = signal.SIGTERM) -> None:
@@ -192,40 +191,34 @@ def test_outside_the_main_thread_it_says_that_signals_are_not_watched(
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-#: A run that gets no further than ``{place}`` within the test's time.
-STARTING = """
-import sys, threading
-from pathlib import Path
-from tests.contract.runs import Training, config, managed
-
-def hang():
-    print("there", flush=True)
-    threading.Event().wait(100.0)
-
-training = Training()
-with managed(Path(sys.argv[1]), training.chk, config=config(takeover_s=100.0)) as manager:
-    {place}
-"""
-PLACES = {
-    "in restore": "print('there', flush=True); manager.restore()",
-    "in the first step": "training.update(manager); print('there', flush=True); manager.step()",
-    "in the first iteration": "training.update(manager); hang()",
-}
+PLACES = ("in restore", "in the first step", "in the first iteration")
 
 
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
+def _hang(chk_dir: Path, place: str, there: threading.Event) -> None:
+    """A run that gets no further than ``place`` within the test's time."""
+    training = Training()
+    with managed(chk_dir, training.chk, config=config(takeover_s=100.0)) as manager:
+        if place == "in restore":
+            there.set()
+            manager.restore()
+        training.update(manager)
+        there.set()
+        if place == "in the first step":
+            manager.step()
+        threading.Event().wait(100.0)
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_a_run_that_hangs_before_its_first_boundary_still_dies_of_a_stop_signal(
     chk_dir: Path, place: str
 ) -> None:
     with managed(chk_dir, Training().chk) as holder:  # whoever opens the directory waits for it
         holder.save(wait=True)
-        run = subprocess.Popen(
-            [sys.executable, "-c", STARTING.format(place=place), str(chk_dir)],
-            stdout=subprocess.PIPE,
-        )
-        with run:
-            assert run.stdout is not None
-            assert run.stdout.readline() == b"there\n"
-            run.send_signal(signal.SIGTERM)
-            assert run.wait(60.0) == -signal.SIGTERM
+        there = FORK_SERVER.Event()
+        run = FORK_SERVER.Process(target=_hang, args=(chk_dir, place, there))
+        run.start()
+        assert there.wait(120.0)
+        run.terminate()
+        run.join(120.0)
+        assert run.exitcode == -signal.SIGTERM
     assert CheckpointStore(chk_dir).steps() == [0]

@@ -14,7 +14,7 @@ import checkfreq
 from checkfreq import CFCheckpoint
 from checkfreq.errors import ConfigError
 from tests.contract.conftest import Gate, Hold
-from tests.contract.runs import Training, managed
+from tests.contract.runs import Training, managed, restored
 from tests.waiting import opened_while_waited_for
 
 
@@ -176,10 +176,7 @@ def test_the_update_waits_for_the_copy_so_a_direct_step_is_as_safe(
         training.backward()
         update(training, manager)
         assert training.state_bits() != bits
-    restored = Training(seed=1)
-    with managed(chk_dir, restored.chk) as manager:
-        assert manager.restore(1)
-        assert restored.state_bits() == bits
+    assert restored(chk_dir, 1).state_bits() == bits
 
 
 def test_a_direct_scaler_step_is_as_safe(chk_dir: Path, hold_trainer: Hold) -> None:

@@ -106,30 +106,37 @@ def test_grow(tmp_path: Path) -> None:
     assert not trial.warnings
 
 
+def in_a_range(directory: str, kill: int) -> tuple[str, int]:
+    trained = model, _, manager = training(directory)
+    with manager:
+        iterator = CFIterator(data(), cf_manager=manager)
+        manager.restore()
+        for _ in range(3):
+            for batch in iterator:
+                update(trained, [batch], kill)
+    return digest(model), manager.global_step
+
+
 def in_epochs(
     directory: str,
     kill: int,
     *,
-    turns: Callable[[CFIterator], Any] = lambda iterator: iterator.epochs(4),
     cut: Callable[[CFIterator], Any] = lambda iterator: iterator,
     break_after: int = 0,
     **settings: Any,
 ) -> tuple[str, int]:
-    """Epochs that are counted, or cut short, in the way of a script."""
+    """Epochs that are cut short in the way of a script."""
     trained = model, _, manager = training(directory)
     with manager:
         iterator = CFIterator(data(), cf_manager=manager, **settings)
         manager.restore()
-        for _ in turns(iterator):
-            for number, batch in enumerate(cut(iterator), 1):
+        for _ in iterator.epochs(4):
+            served = 0
+            for batch in cut(iterator):
                 update(trained, [batch], kill)
-                if number == break_after:
+                if (served := served + 1) == break_after:
                     break
     return digest(model), manager.global_step
-
-
-def in_a_range(directory: str, kill: int) -> tuple[str, int]:
-    return in_epochs(directory, kill, turns=lambda _: range(3))
 
 
 def in_an_islice(directory: str, kill: int) -> tuple[str, int]:

@@ -7,24 +7,23 @@ has imported torch, so it costs its own time only.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import signal
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from iterators import CFIterator
+from iterators.testing import digest as bits_of
 from tests.acceptance.processes import wait_unlocked
 from tests.fork_server import FORK_SERVER
 
@@ -188,29 +187,7 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def digest(*states: Any) -> str:
     """A digest of every bit of modules, tensors, arrays and plain containers of them."""
-    hashed = hashlib.sha256()
-    _add(hashed, states)
-    return hashed.hexdigest()[:16]
-
-
-def _add(hashed: hashlib._Hash, value: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        hashed.update(repr((value.dtype, tuple(value.shape))).encode())
-        flat = value.detach().contiguous().reshape(-1)
-        hashed.update(flat.view(torch.uint8).numpy().tobytes())
-    elif isinstance(value, Mapping):
-        for key, one in value.items():
-            hashed.update(repr(key).encode())
-            _add(hashed, one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            _add(hashed, one)
-    elif isinstance(value, np.ndarray):
-        hashed.update(value.tobytes())
-    elif hasattr(value, "state_dict"):
-        _add(hashed, value.state_dict())
-    else:
-        hashed.update(repr(value).encode())
+    return bits_of([one.state_dict() if hasattr(one, "state_dict") else one for one in states])
 
 
 class _Sending(logging.Handler):
