@@ -114,13 +114,17 @@ def test_leaving_the_loop_early_after_an_update_passes_the_boundary_and_ends_the
         assert (report.epoch, report.served, report.not_served) == (0, 4, 8)
 
 
-def test_save_with_wait_works_after_a_loop_that_was_left_before_an_update(chk_dir: Path) -> None:
+def test_save_with_wait_is_refused_while_a_batch_is_in_use_not_once_the_loop_was_left(
+    chk_dir: Path,
+) -> None:
     training = Training()
     with managed(chk_dir, training.chk) as manager:
         batches = CFIterator(loader(), cf_manager=manager)
         for (x,) in batches:
             if batches.step == 2:
                 break
+            with pytest.raises(StateError, match="iterator 'train' handed out a batch"):
+                manager.save(wait=True)
             training.update(manager, x)
         for _ in batches:  # a look: the boundary before it is passed, the batch is taken back
             break

@@ -91,13 +91,16 @@ def test_after_an_exception_only_work_in_flight_is_finished(
 
     def crash() -> None:
         with managed(chk_dir, training.chk, chk_freq=2) as manager:
-            training.steps(manager, 3)
-            gate.open()
-            raise ZeroDivisionError("mine")
+            for (x,) in CFIterator(loader(), cf_manager=manager).steps(9):
+                training.update(manager, x)
+                if manager.global_step == 3:  # and a boundary is pending
+                    gate.open()
+                    raise ZeroDivisionError("mine")
 
     with pytest.raises(ZeroDivisionError, match="mine"):
         crash()
     assert CheckpointStore(chk_dir).steps() == [2]
+    assert '"how": "failed"' in (chk_dir / "events.jsonl").read_text().splitlines()[-1]
 
 
 def step_and_crash(chk_dir: Path) -> None:

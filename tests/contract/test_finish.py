@@ -50,6 +50,13 @@ def test_a_run_that_stopped_early_trains_no_more_when_it_is_started_again(
     assert kinds.count("finished") == 1
 
 
+def test_a_run_that_was_not_noted_as_finished_only_repeats_its_tail(chk_dir: Path) -> None:
+    """As after a kill between the last checkpoint and the mark."""
+    stop_early(chk_dir)
+    (chk_dir / "marks.jsonl").unlink()
+    assert stop_early(chk_dir, after=3) == 3
+
+
 def test_a_finished_run_can_be_reopened_and_is_not_finished_again_until_it_says_so(
     chk_dir: Path,
 ) -> None:

@@ -311,8 +311,8 @@ class Stubborn:
 @pytest.mark.parametrize(
     ("tracks_stubborn", "num_samples", "is_in_use", "error", "said"),
     [
-        (False, 12, True, (StateError, RuntimeError), ""),
-        (False, 8, False, ResumeMismatchError, ""),
+        (False, 12, True, (StateError, RuntimeError), None),
+        (False, 8, False, ResumeMismatchError, None),
         (True, 12, False, StateError, r"stubborn.*ValueError: no"),
     ],
     ids=["a batch in use", "a position in different data", "a load_state_dict that raises"],

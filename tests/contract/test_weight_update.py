@@ -196,3 +196,12 @@ def test_a_direct_scaler_step_is_as_safe(chk_dir: Path, hold_trainer: Hold) -> N
     saved = checkfreq.load(chk_dir)
     assert torch.equal(saved["a"]["weight"], before[0])
     assert torch.equal(saved["b"]["weight"], before[1])
+
+
+def test_after_close_the_optimizer_is_free_of_hooks(chk_dir: Path) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        pass
+    training.backward()
+    training.optimizer.step()
+    assert manager.update_attempts == 0
