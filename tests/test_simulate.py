@@ -157,10 +157,8 @@ class Counting(RateTuner):
     ("cost_s", "persist_s", "iteration_s"),
     [
         (0.01, 10.0, 1.0),  # an interval is exactly what persisting takes
-        (0.01, 9.5, 1.0),
         (1.0, 30.0, 1.0),
         (0.3, 7.7, 0.13),
-        (1.0, 30.0, 1e-3),
         (100.0, 0.0, 1e-5),
     ],
 )
@@ -204,7 +202,7 @@ def test_every_second_is_counted_once(new_decider: NewDecider, noise: Noise) -> 
     outcome = simulate(
         steady(COSTS),
         new_decider,
-        wall_s=20_000.0,
+        wall_s=6_000.0,
         failures=Exponential(500.0),
         restart_s=20.0,
         noise=noise,
