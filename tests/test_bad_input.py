@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
@@ -16,18 +15,12 @@ import torch
 
 import checkfreq
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
-from checkfreq.errors import (
-    CheckFreqError,
-    ConfigError,
-    MismatchError,
-    NoCheckpointError,
-    PersistError,
-    StateError,
-)
+from checkfreq.errors import CheckFreqError, ConfigError, MismatchError, PersistError, StateError
 from checkfreq.persist.lock import DirectoryLock
 from checkfreq.store.manifest import FORMAT_VERSION, MANIFEST_NAME, digest_of
 from checkfreq.store.store import CheckpointStore
 from tests.acceptance.disks import small_disk
+from tests.fork_server import FORK_SERVER
 
 CONFIG = CFConfig(nice=0, takeover_s=0.2)
 
@@ -140,16 +133,6 @@ def test_what_cannot_be_kept_is_named_by_its_path_at_the_first_step(
         train(manager, chk)
 
 
-def test_an_unkeepable_hyper_parameter_is_named_by_its_path(tmp_path: Path) -> None:
-    chk = build()
-    chk.tracked["optimizer"].param_groups[0]["foo"] = object()
-    with (
-        pytest.raises(StateError, match=r"optimizer\.param_groups\[0\]\.foo"),
-        manager_of(tmp_path / "chk", chk) as manager,
-    ):
-        train(manager, chk)
-
-
 def test_an_unkeepable_leaf_that_turns_up_later_leaves_the_earlier_checkpoints(held: Path) -> None:
     extra: dict[str, object] = {}
     chk = build()
@@ -174,69 +157,7 @@ def test_a_state_that_contains_itself_is_refused(tmp_path: Path) -> None:
         train(manager, chk)
 
 
-# ---- arguments
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"mode": CFMode.AUTO, "chk_freq": 5}, "chk_freq=5 with CFMode.AUTO"),
-        ({"chk_freq": None}, "MANUAL needs chk_freq=N"),
-        ({"chk_freq": -1}, "chk_freq: expected a number of iterations >= 0, got -1"),
-        ({"max_overhead": 0}, "max_overhead: expected a fraction between 0 and 1, got 0"),
-        ({"max_overhead": 3.5}, "max_overhead: expected a fraction between 0 and 1, got 3.5"),
-        ({"mtbf_s": 0}, "mtbf_s: expected None or finite seconds > 0, got 0"),
-        ({"tolerate_failures": -1}, "tolerate_failures: expected at least 0, got -1"),
-        ({"config": CFConfig(stop_signals=("SIGNOPE",))}, "stop_signals: .* got 'SIGNOPE'"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_refused_before_anything_starts(
-    arguments: dict[str, Any], message: str, held: Path
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        manager_of(held, build(), **arguments)
-
-
-def test_anything_but_a_checkpoint_object_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="chk: expected a CFCheckpoint, got dict"):
-        manager_of(tmp_path / "chk", {"model": None})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"num_slots": 0}, "CFConfig.num_slots: expected at least 1, got 0"),
-        ({"write_chunk_bytes": 1000}, "CFConfig.write_chunk_bytes: expected a multiple of 4096"),
-        ({"takeover_s": float("nan")}, "CFConfig.takeover_s: expected a finite number"),
-        ({"host_memory_limit": 0}, "CFConfig.host_memory_limit: expected None or more than 0"),
-        ({"arena_slack": 2.0}, "CFConfig.arena_slack: expected a fraction from 0 to 1"),
-    ],
-)
-def test_settings_out_of_range_are_refused_with_the_range(
-    settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        CFConfig(**settings)
-
-
-def test_keeping_no_checkpoint_is_refused() -> None:
-    with pytest.raises(ConfigError, match="KeepLast: expected at least 1 checkpoint, got 0"):
-        KeepLast(0)
-
-
 # ---- directories
-
-
-def test_a_directory_below_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot make the checkpoint directory .*file/chk"):
-        manager_of(tmp_path / "file" / "chk", build())
-
-
-def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="cannot make the checkpoint directory .*file"):
-        manager_of(tmp_path / "file", build())
 
 
 def test_a_directory_of_another_user_is_refused(held: Path) -> None:
@@ -251,11 +172,10 @@ def _as_nobody(chk_dir: Path) -> str:
     for folder in (*list(chk_dir.parents)[:-1], chk_dir):
         if not os.stat(folder).st_mode & 0o001:
             os.chmod(folder, 0o755)
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    child = context.Process(target=_open_as_nobody, args=(theirs, chk_dir))
+    ours, theirs = FORK_SERVER.Pipe()
+    child = FORK_SERVER.Process(target=_open_as_nobody, args=(theirs, chk_dir))
     child.start()
-    assert ours.poll(60)
+    assert ours.poll(240)
     answer: str = ours.recv()
     child.join(240)
     child.close()
@@ -306,10 +226,7 @@ def test_a_directory_of_another_run_is_refused(first_call: str, tmp_path: Path) 
         train(holder, first)
     lock = DirectoryLock(tmp_path / "chk")
     assert lock.try_now(owner_pid=os.getpid())  # as the worker of another process has it
-    with (
-        pytest.raises(ConfigError) as caught,
-        manager_of(tmp_path / "chk", second) as late,
-    ):
+    with pytest.raises(ConfigError) as caught, manager_of(tmp_path / "chk", second) as late:
         getattr(late, first_call)()
     lock.release()
     assert f"training process {os.getpid()}" in str(caught.value)
@@ -319,17 +236,6 @@ def test_a_directory_of_another_run_is_refused(first_call: str, tmp_path: Path) 
     with manager_of(tmp_path / "chk", second) as late:
         assert late.restore()
     assert weights(second) == weights(first)
-
-
-@pytest.mark.parametrize("first_call", ["step", "save"])
-def test_training_over_checkpoints_without_restoring_is_refused(
-    first_call: str, held: Path
-) -> None:
-    with (
-        pytest.raises(ConfigError, match=r"newest: step 2\) and restore\(\) was not called"),
-        manager_of(held, build()) as manager,
-    ):
-        getattr(manager, first_call)()
 
 
 # ---- memory
@@ -361,29 +267,6 @@ def test_a_memory_limit_too_low_to_restore_changes_nothing(held: Path) -> None:
 
 
 # ---- checkpoints that do not fit
-
-
-def test_changed_shapes_are_listed_and_nothing_changes(held: Path) -> None:
-    chk = build(width=5)
-    before = weights(chk)
-    with pytest.raises(MismatchError) as caught, manager_of(held, chk) as manager:
-        manager.restore()
-    message = str(caught.value)
-    assert "nothing was changed" in message
-    assert "model.weight" in message
-    assert "[4, 3]" in message.replace("(", "[").replace(")", "]")
-    assert "[5, 3]" in message.replace("(", "[").replace(")", "]")
-    assert weights(chk) == before
-    assert not (held / "quarantine").exists()
-
-
-def test_missing_and_unexpected_objects_are_listed_together(held: Path) -> None:
-    model = torch.nn.Linear(3, 4)
-    chk = CFCheckpoint(model=model, ema={"decay": 0.9})
-    with pytest.raises(MismatchError) as caught, manager_of(held, chk) as manager:
-        manager.restore()
-    assert any("ema" in name for name in caught.value.missing)
-    assert any("optimizer" in name for name in caught.value.unexpected)
 
 
 @pytest.mark.parametrize("then", ["step", "save"])
@@ -424,59 +307,3 @@ def _set_format_version(folder: Path, version: int) -> None:
     )
     blank = text.replace(data["digest"].encode(), b"0" * 16, 1)
     path.write_bytes(text.replace(data["digest"].encode(), digest_of(blank).encode(), 1))
-
-
-def test_a_step_that_is_not_there_is_refused_with_those_that_are(held: Path) -> None:
-    with (
-        pytest.raises(NoCheckpointError, match="has no step 7; it has: 1, 2"),
-        manager_of(held, build()) as manager,
-    ):
-        manager.restore(7)
-
-
-def test_loading_from_a_directory_without_checkpoints_says_so(tmp_path: Path) -> None:
-    with pytest.raises(NoCheckpointError, match="holds no checkpoint"):
-        checkfreq.load(tmp_path)
-    with pytest.raises(NoCheckpointError, match="holds no checkpoint"):
-        checkfreq.load(tmp_path / "nothing")
-
-
-# ---- moments
-
-
-def test_restoring_after_an_update_is_refused(held: Path) -> None:
-    chk = build()
-    with manager_of(held, chk) as manager:
-        update(chk)
-        with pytest.raises(StateError, match=r"restore\(\) after iteration began.*found 1 updates"):
-            manager.restore()
-
-
-def test_saving_durably_between_boundaries_is_refused(tmp_path: Path) -> None:
-    chk = build()
-    with manager_of(tmp_path / "chk", chk) as manager:
-        update(chk)
-        with pytest.raises(StateError, match="between boundaries.*Call step"):
-            manager.save(wait=True)
-        manager.step()
-
-
-def test_an_untracked_optimizer_or_scaler_is_refused(tmp_path: Path) -> None:
-    chk = build()
-    other = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    with manager_of(tmp_path / "chk", chk) as manager:
-        with pytest.raises(ConfigError, match="not tracked; tracked: optimizer"):
-            manager.weight_update(other)
-        with pytest.raises(ConfigError, match="the scaler is not tracked"):
-            manager.weight_update(scaler=torch.amp.GradScaler("cpu"))
-        with pytest.raises(ConfigError, match="cannot step with a closure"):
-            manager.weight_update(scaler=torch.amp.GradScaler("cpu"), closure=lambda: 0)
-
-
-def test_a_closed_manager_refuses_everything(tmp_path: Path) -> None:
-    manager = manager_of(tmp_path / "chk", build())
-    manager.close()
-    manager.close()
-    for call in (manager.step, manager.save, manager.restore, manager.wait):
-        with pytest.raises(StateError, match="is closed"):
-            call()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 TRAINING = """
 import logging, resource, sys
@@ -66,59 +65,76 @@ def test_a_restore_is_shown_beside_a_logging_setup_for_warnings(tmp_path: Path) 
     assert said.count("checkfreq: ") == said.count("checkfreq: restored step") == 1
 
 
-def test_with_a_logging_setup_every_line_is_shown_by_that_alone(tmp_path: Path) -> None:
-    setup = "logging.basicConfig(level=logging.INFO, format='%(message)s')"
-    said = errors_of(TRAINING.format(setup=setup), str(tmp_path / "chk"))
-    assert "checkfreq: " not in said
-    assert said.count("restored step") == 1
-    assert said.count("checkpoint of step") >= 6
-    assert said.count("failed (1 in a row)") == 1
-
-
-LINE = """
-import logging, sys
+#: Each line of standard input is a way to set logging up, and whether the line is vital: in a fork
+#: it is said, and what is on standard error then is one line of the output.
+SAYING = """
+import json, logging, os, sys, tempfile
 from checkfreq.console import say
-{setup}
-say(logging.getLogger("checkfreq.manager"), "restored step %d", 5{vital})
+
+for line in sys.stdin:
+    setup, is_vital = json.loads(line)
+    with tempfile.TemporaryFile() as shown:
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(shown.fileno(), 2)
+            exec(setup)
+            say(logging.getLogger("checkfreq.manager"), "restored step %d", 5, is_vital=is_vital)
+            if sys.stderr is not None:
+                sys.stderr.flush()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        shown.seek(0)
+        print(json.dumps(shown.read().decode()), flush=True)
 """
-VITAL = ", is_vital=True"
-SHOWN = {
-    "nothing": "",
-    "a level that lets it through": "logging.getLogger('checkfreq').setLevel(logging.INFO)",
-    "a root level that lets it through": "logging.getLogger().setLevel(logging.DEBUG)",
+SAID = "checkfreq: restored step 5\n"
+#: What is shown of a line, and of a vital one, after each way to set logging up.
+SETUPS = {
+    "nothing": ("", SAID, SAID),
+    "a level that lets it through": (
+        "logging.getLogger('checkfreq').setLevel(logging.INFO)",
+        SAID,
+        SAID,
+    ),
+    "a root level that lets it through": (
+        "logging.getLogger().setLevel(logging.DEBUG)",
+        SAID,
+        SAID,
+    ),
+    "basicConfig at its default level": ("logging.basicConfig()", "", SAID),
+    "a level of the root": ("logging.getLogger().setLevel(logging.ERROR)", "", SAID),
+    "a handler elsewhere": (
+        "logging.getLogger().addHandler(logging.StreamHandler(sys.stdout))",
+        "",
+        SAID,
+    ),
+    "logging.disable": ("logging.disable(logging.INFO)", "", ""),
+    "a level of ours": ("logging.getLogger('checkfreq').setLevel(logging.WARNING)", "", ""),
+    "a null handler": ("logging.getLogger('checkfreq').addHandler(logging.NullHandler())", "", ""),
+    "no last resort": ("logging.lastResort = None", "", ""),
+    "no standard error": ("sys.stderr = None", "", ""),
+    "a handler of the script": (
+        "logging.basicConfig(level=20)",
+        *(["INFO:checkfreq.manager:restored step 5\n"] * 2),
+    ),
+    "one that comes later": (
+        "say(logging.getLogger('checkfreq.manager'), 'before')\nlogging.basicConfig(level=20)",
+        *(["checkfreq: before\nINFO:checkfreq.manager:restored step 5\n"] * 2),
+    ),
 }
-SHOWN_IF_VITAL = {
-    "basicConfig at its default level": "logging.basicConfig()",
-    "a level of the root": "logging.getLogger().setLevel(logging.ERROR)",
-    "a handler elsewhere": "logging.getLogger().addHandler(logging.StreamHandler(sys.stdout))",
-}
-NOT_SHOWN = {
-    "logging.disable": "logging.disable(logging.INFO)",
-    "a level of ours": "logging.getLogger('checkfreq').setLevel(logging.WARNING)",
-    "a null handler": "logging.getLogger('checkfreq').addHandler(logging.NullHandler())",
-    "no last resort": "logging.lastResort = None",
-    "no standard error": "sys.stderr = None",
-}
 
 
-@pytest.mark.parametrize("setup", SHOWN.values(), ids=SHOWN.keys())
-def test_a_line_is_printed_where_no_handler_would_show_it(setup: str) -> None:
-    assert errors_of(LINE.format(setup=setup, vital="")) == "checkfreq: restored step 5\n"
-
-
-@pytest.mark.parametrize("setup", SHOWN_IF_VITAL.values(), ids=SHOWN_IF_VITAL.keys())
-def test_a_root_logger_that_was_set_up_hides_a_line_unless_it_is_vital(setup: str) -> None:
-    assert errors_of(LINE.format(setup=setup, vital="")) == ""
-    assert errors_of(LINE.format(setup=setup, vital=VITAL)) == "checkfreq: restored step 5\n"
-
-
-@pytest.mark.parametrize("vital", ["", VITAL], ids=["", "vital"])
-@pytest.mark.parametrize("setup", NOT_SHOWN.values(), ids=NOT_SHOWN.keys())
-def test_a_line_is_not_printed_where_logging_of_ours_was_set_up(setup: str, vital: str) -> None:
-    assert errors_of(LINE.format(setup=setup, vital=vital)) == ""
-
-
-def test_logging_that_is_set_up_later_is_left_to_show_it() -> None:
-    later = "say(logging.getLogger('checkfreq.manager'), 'before')\nlogging.basicConfig(level=20)"
-    said = errors_of(LINE.format(setup=later, vital=VITAL))
-    assert said == "checkfreq: before\nINFO:checkfreq.manager:restored step 5\n"
+def test_a_line_is_printed_where_nobody_would_show_it_but_for_whom_it_was_set_up() -> None:
+    wanted = [
+        json.dumps([setup, vital]) for setup, *_ in SETUPS.values() for vital in (False, True)
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", SAYING],
+        input="\n".join(wanted),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300.0,
+    )
+    shown = [json.loads(line) for line in done.stdout.splitlines()]
+    for (name, (_, *expected)), *found in zip(SETUPS.items(), shown[::2], shown[1::2], strict=True):
+        assert found == expected, name

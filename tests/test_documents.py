@@ -59,20 +59,9 @@ def test_every_test_named_in_a_document_exists(document: str) -> None:
     assert set(re.findall(r"`(test_\w+)`", text_of(document))) <= there
 
 
-def test_readme_names_the_two_commands_of_a_fresh_machine() -> None:
-    assert {"make demo", "make test"} <= set(re.findall(r"make [a-z]+", text_of("README.md")))
-
-
-def test_readme_is_short_enough_to_be_read() -> None:
-    assert len(text_of("README.md").splitlines()) <= 130
-
-
-def test_architecture_is_short_enough_to_be_read() -> None:
-    assert len(text_of("ARCHITECTURE.md").splitlines()) <= 200
-
-
-def test_changelog_has_a_place_for_what_is_coming() -> None:
-    assert "## [Unreleased]" in text_of("CHANGELOG.md")
+@pytest.mark.parametrize(("document", "most"), [("README.md", 130), ("ARCHITECTURE.md", 200)])
+def test_what_everybody_reads_is_short_enough_to_be_read(document: str, most: int) -> None:
+    assert len(text_of(document).splitlines()) <= most
 
 
 def test_every_direct_requirement_is_pinned() -> None:

@@ -15,7 +15,6 @@ from checkfreq.errors import (
     PersistError,
     RankError,
     StateError,
-    printable,
 )
 
 
@@ -53,9 +52,3 @@ def test_no_error_commands_a_terminal_or_forges_a_line() -> None:
         assert r"a\x1b]0;owned\x07" in str(error)
     assert "\n" not in str(found[0])
     assert str(found[1]).count("\n") == 4
-
-
-def test_what_can_be_printed_stays_as_it_is() -> None:
-    for text in ("", "plain", "é \U0001f600 日本", "a 'quoted' name"):
-        assert printable(text) == text
-    assert printable("a\tb\n", keep="\n") == r"a\tb" + "\n"

@@ -19,28 +19,35 @@ def steps_in(path: Path) -> list[int]:
     return [json.loads(line)["step"] for line in path.read_text().splitlines()]
 
 
-def test_fields_that_are_not_known_are_left_out_of_the_line() -> None:
-    event = Event("plan", 3, {"mtbf_s": None, "costs": {"T": 0.5, "W": None}, "list": [None]})
-    line = json.loads(event.to_json())
+def test_a_line_is_json_for_readers_that_know_no_nan_and_leaves_out_what_is_not_known() -> None:
+    costs = {"T": float("nan"), "W": None}
+    data = {"mtbf_s": None, "costs": costs, "more": [{"at": float("-inf")}, None]}
+    event = Event("plan", 3, data)
+    line = json.loads(event.to_json(), parse_constant=pytest.fail)
     del line["time_unix_s"]
-    assert line == {"kind": "plan", "step": 3, "costs": {"T": 0.5}, "list": [None]}
+    assert line == {
+        "kind": "plan",
+        "step": 3,
+        "costs": {"T": "nan"},
+        "more": [{"at": "-inf"}, None],
+    }
     assert event.data["mtbf_s"] is None
 
 
-def test_ten_thousand_events_take_two_files_of_bounded_size_and_the_newest_are_there(
+def test_a_thousand_events_take_two_files_of_bounded_size_and_the_newest_are_there(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "events.jsonl"
     log = EventLog(path, LocalFileOps(tmp_path), max_bytes=4096)
-    for step in range(10_000):
+    for step in range(1_000):
         log.append(Event("committed", step))
         assert path.stat().st_size <= 4096 if path.exists() else older_generation(path).exists()
     assert sorted(os.listdir(tmp_path)) == ["events.1.jsonl", "events.jsonl"]
     assert older_generation(path).stat().st_size < 4096 + 200
     found = steps_in(older_generation(path)) + steps_in(path)
-    assert found == list(range(found[0], 10_000))
+    assert found == list(range(found[0], 1_000))
     assert [event["step"] for event in events(tmp_path, "committed")] == found
-    assert events(tmp_path, "committed", last_bytes=300)[-1]["step"] == 9999
+    assert events(tmp_path, "committed", last_bytes=300)[-1]["step"] == 999
 
 
 def test_a_kill_between_two_files_loses_nothing(tmp_path: Path) -> None:
@@ -52,13 +59,6 @@ def test_a_kill_between_two_files_loses_nothing(tmp_path: Path) -> None:
     assert [e["step"] for e in events(tmp_path, "committed", last_bytes=1000)] == [1]
     EventLog(path, LocalFileOps(tmp_path), max_bytes=1000).append(Event("committed", 2))
     assert [event["step"] for event in events(tmp_path, "committed")] == [1, 2]
-
-
-def test_a_log_without_a_limit_leaves_the_files_to_others(tmp_path: Path) -> None:
-    log = EventLog(tmp_path / "events.jsonl", LocalFileOps(tmp_path))
-    for step in range(100):
-        log.append(Event("committed", step))
-    assert os.listdir(tmp_path) == ["events.jsonl"]
 
 
 CUT_OFF = """
@@ -88,12 +88,3 @@ def test_a_line_cut_off_by_a_full_disk_does_not_take_the_next_one_with_it(tmp_pa
     assert len(torn) == 10
     assert json.loads(after)["step"] == 3
     assert [event["step"] for event in events(tmp_path, "committed")] == [1, 3]
-
-
-def test_events_that_cannot_be_written_are_said_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    log = EventLog(tmp_path / "nowhere" / "events.jsonl", LocalFileOps(tmp_path), max_bytes=100)
-    for step in range(3):
-        log.append(Event("committed", step))
-    assert caplog.text.count("events are not being recorded") == 1

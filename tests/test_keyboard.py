@@ -105,32 +105,26 @@ def test_a_notebook_that_sets_pythons_handler_before_each_cell_is_followed(
     assert held
 
 
-def test_a_users_handler_is_called_as_the_call_returns(clock: Clock) -> None:
+def test_a_users_handler_is_called_as_the_call_returns_and_an_ignored_signal_stays_so(
+    clock: Clock,
+) -> None:
     came: list[int] = []
 
     def handler(number: int, frame: FrameType | None) -> None:
         came.append(number)
 
-    before = signal.signal(signal.SIGINT, handler)
-    keyboard = Keyboard(clock=clock)
-    keyboard.attach()
-    with keyboard:
-        interrupt()
-        assert not came
-    assert came == [signal.SIGINT]
-    keyboard.detach()
-    assert signal.getsignal(signal.SIGINT) is handler
-    signal.signal(signal.SIGINT, before)
-
-
-def test_a_signal_that_is_ignored_stays_so(clock: Clock) -> None:
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    keyboard = Keyboard(clock=clock)
-    keyboard.attach()
-    with keyboard:
-        interrupt()
-    assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-    keyboard.detach()
+    before = signal.getsignal(signal.SIGINT)
+    for set_by_the_user, expected in ((handler, [signal.SIGINT]), (signal.SIG_IGN, [])):
+        came.clear()
+        signal.signal(signal.SIGINT, set_by_the_user)
+        keyboard = Keyboard(clock=clock)
+        keyboard.attach()
+        with keyboard:
+            interrupt()
+            assert not came
+        assert came == expected
+        keyboard.detach()
+        assert signal.getsignal(signal.SIGINT) is set_by_the_user
     signal.signal(signal.SIGINT, before)
 
 

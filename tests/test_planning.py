@@ -40,13 +40,6 @@ def test_changed_storage_is_planned_as_if_it_had_been_measured() -> None:
         assert getattr(changed, name) == pytest.approx(getattr(measured, name)), name
 
 
-def test_a_cost_of_unknown_parts_does_not_fall() -> None:
-    costs = Costs(iteration_s=1.0, stall_s=0.5, copy_s=2.0, persist_s=12.0, slowdown=0.1)
-    before, after = checkpoint(costs), checkpoint(costs).with_storage(4)
-    assert after.profile.cost_s == before.profile.cost_s
-    assert after.profile.durable_s < before.profile.durable_s
-
-
 def test_a_month_on_s3_is_storage_requests_and_restores() -> None:
     costs = Costs(iteration_s=1.0, stall_s=1.0, persist_s=30.0)
     saved = checkpoint(costs)

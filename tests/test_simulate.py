@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import pairwise
 from random import Random
 
@@ -22,7 +22,6 @@ from checkfreq.simulation import (
     Interruptions,
     Noise,
     Outcome,
-    Rate,
     Rhythm,
     SpotPreemption,
     changing,
@@ -57,10 +56,16 @@ def tuner(_: object) -> RateTuner:
     return RateTuner(POLICY)
 
 
-@pytest.mark.parametrize("restart_s", [0.0, 30.0, 300.0])
-@pytest.mark.parametrize("mtbf_s", [1_800.0, 20_000.0])
-@pytest.mark.parametrize("cost_s", [0.5, 5.0, 60.0])
-@pytest.mark.parametrize("work_s", [30, 120, 600])
+@pytest.mark.parametrize(
+    ("work_s", "cost_s", "mtbf_s", "restart_s"),
+    [
+        (30, 0.5, 1_800.0, 0.0),
+        (30, 60.0, 1_800.0, 300.0),
+        (120, 5.0, 20_000.0, 30.0),
+        (600, 60.0, 20_000.0, 300.0),
+        (600, 0.5, 1_800.0, 30.0),
+    ],
+)
 def test_goodput_is_that_of_the_closed_form_within_one_percent(
     work_s: int, cost_s: float, mtbf_s: float, restart_s: float
 ) -> None:
@@ -93,10 +98,7 @@ def test_published_goodput_of_100000_gpus_that_fail_every_18_minutes(
 def test_a_failure_costs_half_an_interval_and_the_time_to_durable_as_the_plan_predicts() -> None:
     plan = POLICY.plan(COSTS.profile())
     outcome = simulate(
-        steady(COSTS),
-        every(plan.interval_steps),
-        wall_s=1e8,
-        failures=Exponential(5_000.0),
+        steady(COSTS), every(plan.interval_steps), wall_s=1e8, failures=Exponential(5_000.0)
     )
     assert outcome.lost_s / outcome.num_failures == pytest.approx(plan.expected_loss_s, rel=0.05)
 
@@ -117,17 +119,22 @@ class SteppedThrough:
 STORAGE_BOUND = Costs(iteration_s=0.5, stall_s=0.01, copy_s=0.01, persist_s=4.75)
 
 
-@pytest.mark.parametrize("costs", [COSTS, STORAGE_BOUND])
-@pytest.mark.parametrize("new_decider", [every(60), tuner])
-@pytest.mark.parametrize("failures", [Exponential(700.0), Interruptions(700.0)])
+@pytest.mark.parametrize(
+    ("costs", "new_decider", "failures"),
+    [
+        (COSTS, every(60), Exponential(700.0)),
+        (COSTS, tuner, Interruptions(700.0)),
+        (STORAGE_BOUND, tuner, Exponential(700.0)),
+    ],
+)
 def test_replay_of_a_start_agrees_with_stepping_through_every_iteration(
     costs: Costs, new_decider: NewDecider, failures: Exponential | Interruptions
 ) -> None:
     stepped, replayed = (
-        simulate(trace, new_decider, wall_s=35_000.0, failures=failures, restart_s=30.0)
+        simulate(trace, new_decider, wall_s=25_000.0, failures=failures, restart_s=30.0)
         for trace in (SteppedThrough(costs), steady(costs))
     )
-    assert stepped.num_failures == replayed.num_failures > 30
+    assert stepped.num_failures == replayed.num_failures > 20
     assert stepped.num_checkpoints == pytest.approx(replayed.num_checkpoints, abs=1)  # at the end
     for name in ("goodput", "overhead_s", "lost_s", "down_s"):
         assert getattr(replayed, name) == pytest.approx(getattr(stepped, name), rel=1e-4), name
@@ -150,10 +157,8 @@ class Counting(RateTuner):
     ("cost_s", "persist_s", "iteration_s"),
     [
         (0.01, 10.0, 1.0),  # an interval is exactly what persisting takes
-        (0.01, 9.5, 1.0),
         (1.0, 30.0, 1.0),
         (0.3, 7.7, 0.13),
-        (1.0, 30.0, 1e-3),
         (100.0, 0.0, 1e-5),
     ],
 )
@@ -173,33 +178,6 @@ def test_long_runs_without_failures_are_not_stepped_through(
     most_steps = POLICY.plan(costs.profile()).interval_steps
     spacing_steps = outcome.num_iterations / outcome.num_checkpoints
     assert spacing_steps == pytest.approx(most_steps, rel=0.1)
-
-
-class Wandering(FixedInterval):
-    """From 10 to 50 steps, never in the same order."""
-
-    def __init__(self) -> None:
-        super().__init__(30)
-        self.random = Random(0)
-
-    def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
-        super().started(attempt, step=step, start_s=start_s, is_periodic=is_periodic)
-        self.plan = replace(self.plan, interval_steps=self.random.randint(10, 50))
-
-
-def test_intervals_that_never_repeat_themselves_go_on_as_they_were() -> None:
-    outcome = simulate(steady(COSTS), lambda _: Wandering(), wall_s=1e7)
-
-    assert outcome.num_iterations / outcome.num_checkpoints == pytest.approx(30, rel=0.05)
-    assert outcome.taken[-1].step < 102_000
-
-
-def test_an_interval_that_no_start_was_run_for_is_the_planned_one() -> None:
-    costs = Costs(iteration_s=1e-3, stall_s=1.0, copy_s=1.0, persist_s=10.0)
-    outcome = simulate(steady(costs), every(1_000_000), wall_s=1e7, failures=Exponential(5e4))
-
-    assert outcome.goodput == pytest.approx(goodput(1e3, cost_s=1.0, mtbf_s=5e4), rel=0.01)
-    assert outcome.planned_steps == 1_000_000
 
 
 def test_a_run_that_would_take_minutes_to_step_through_is_refused_with_a_sentence() -> None:
@@ -224,7 +202,7 @@ def test_every_second_is_counted_once(new_decider: NewDecider, noise: Noise) -> 
     outcome = simulate(
         steady(COSTS),
         new_decider,
-        wall_s=20_000.0,
+        wall_s=6_000.0,
         failures=Exponential(500.0),
         restart_s=20.0,
         noise=noise,
@@ -273,11 +251,6 @@ def test_a_fixed_interval_is_late_only_while_the_one_before_is_copied(
     assert spacing_s == pytest.approx(max(3.2, copy_s + 0.2), abs=0.3)
 
 
-def test_a_checkpoint_costs_its_stall_and_what_it_slows_down() -> None:
-    assert COSTS.durable_s == 3.5
-    assert COSTS.cost_s == pytest.approx(0.2 + 0.1 * 3.3)
-
-
 class Recording(FixedInterval):
     """What it was told of the checkpoints begun."""
 
@@ -310,15 +283,6 @@ def test_each_start_has_one_decider_that_is_told_of_periodic_checkpoints_alone(
     assert all(told)
 
 
-def test_the_first_checkpoint_of_a_tuner_is_periodic_too() -> None:
-    class Told(RateTuner):
-        def started(self, attempt: str, *, step: int, start_s: float, is_periodic: bool) -> None:
-            assert is_periodic
-            super().started(attempt, step=step, start_s=start_s, is_periodic=is_periodic)
-
-    assert simulate(steady(COSTS), lambda _: Told(POLICY), wall_s=100.0).num_checkpoints > 1
-
-
 def test_an_interval_that_storage_limits_is_marked() -> None:
     costs = Costs(iteration_s=1.0, stall_s=0.001, persist_s=100.0)
     arms = {arm.name: arm for arm in compare(costs, mtbf_s=1e5, restart_s=60.0, interval_s=50.0)}
@@ -327,17 +291,9 @@ def test_an_interval_that_storage_limits_is_marked() -> None:
     assert {arm.interval_steps for arm in arms.values()} == {100}
 
 
-def test_an_interval_is_not_limited_by_what_a_checkpoint_costs() -> None:
-    costs = Costs(iteration_s=1.0, stall_s=20.0, persist_s=2.0)
-    arms = {arm.name: arm for arm in compare(costs, mtbf_s=1e5, restart_s=60.0, interval_s=5.0)}
-
-    assert arms["fixed"].interval_steps == 5
-    assert not any(arm.is_limited for arm in arms.values())
-
-
 def test_knowing_how_often_the_run_fails_never_costs_goodput() -> None:
     costs = Costs(iteration_s=1.0, stall_s=1.0, copy_s=1.0, persist_s=10.0)
-    for num_gpus in (8, 1_024, 16_384, 100_000):
+    for num_gpus in (1_024, 100_000):
         mtbf_s = Cluster(num_gpus).mtbf_s
         found = {
             arm.name: arm.outcome.goodput for arm in compare(costs, mtbf_s=mtbf_s, restart_s=60.0)
@@ -346,19 +302,11 @@ def test_knowing_how_often_the_run_fails_never_costs_goodput() -> None:
         assert found["auto goodput"] == pytest.approx(found["daly"], abs=0.002)
 
 
-def test_time_between_failures_follows_the_published_rates() -> None:
-    assert Cluster(16_384).mtbf_s / 3600 == pytest.approx(1.8, rel=0.01)
-    assert Cluster(16_384, Rate.PRETRAINING).mtbf_s / 3600 == pytest.approx(3.1, rel=0.01)
-    assert Cluster(100_000, Rate.LARGEST).mtbf_s / 60 == pytest.approx(18.0)
-    assert Cluster(64, Rate.SPOT).mtbf_s / 60 == pytest.approx(24 * 60 / 127)
-    assert Cluster(1).mtbf_s == pytest.approx(8 * Cluster(8).mtbf_s)
-
-
 @pytest.mark.parametrize("name", [field.name for field in fields(Costs)])
-@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])
-def test_invalid_costs_are_refused(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"Costs.{name}"):
-        Costs(**{"iteration_s": 1.0, "stall_s": 0.0, name: value})  # type: ignore[arg-type]
+def test_invalid_costs_are_refused(name: str) -> None:
+    for value in (-1.0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match=f"Costs.{name}"):
+            Costs(**{"iteration_s": 1.0, "stall_s": 0.0, name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -367,22 +315,16 @@ def test_invalid_costs_are_refused(name: str, value: float) -> None:
         (lambda: Costs(iteration_s=0.0, stall_s=0.0), "iteration_s"),
         (lambda: Costs(iteration_s=1.0, stall_s=0.0, slowdown=1.0), "slowdown"),
         (lambda: Noise(iterations=-0.1), "Noise.iterations"),
-        (lambda: Noise(checkpoints=2.0), "Noise.checkpoints"),
         (lambda: Noise(correlation=1.5), "Noise.correlation"),
         (lambda: Rhythm(iterations=(1.0, 0.0)), "Rhythm.iterations"),
-        (lambda: Rhythm(slowdowns=(math.nan,)), "Rhythm.slowdowns"),
         (lambda: Exponential(0.0), "mtbf_s"),
-        (lambda: Exponential(math.nan), "mtbf_s"),
         (lambda: Interruptions(-1.0), "every_s"),
         (lambda: SpotPreemption(per_day=0.0), "per_day"),
         (lambda: SpotPreemption(per_day=1.0, notice_s=-1.0), "notice_s"),
         (lambda: Cluster(0), "num_gpus"),
         (lambda: FixedInterval(0), "at least 1"),
-        (lambda: changing([]), "ascend"),
-        (lambda: changing([(1.0, COSTS)]), "ascend"),
         (lambda: changing([(0.0, COSTS), (5.0, COSTS), (4.0, COSTS)]), "ascend"),
         (lambda: changing([(0.0, COSTS), (5.0, COSTS)], period_s=5.0), "period"),
-        (lambda: simulate(steady(COSTS), every(1), wall_s=0.0), "wall_s"),
         (lambda: simulate(steady(COSTS), every(1), wall_s=math.inf), "wall_s"),
         (lambda: simulate(steady(COSTS), every(1), wall_s=1.0, restart_s=-1.0), "restart_s"),
         (

@@ -118,6 +118,14 @@ def written(chk_dir: Path, num: int = 3, seed: int = 0, **changes: Any) -> list[
     return bits
 
 
+def restored(chk_dir: Path, step: int | None = None) -> Training:
+    """Another training, which got what a checkpoint holds: the newest, or that of ``step``."""
+    training = Training(seed=9)
+    with managed(chk_dir, training.chk) as manager:
+        assert manager.restore(step)
+    return training
+
+
 def loader(num_samples: int = NUM_SAMPLES, **changes: Any) -> DataLoader[Any]:
     """Three batches of four rows, shuffled."""
     rows = torch.arange(num_samples * 3, dtype=torch.float32).reshape(-1, 3) / 10

@@ -10,39 +10,9 @@ import torch
 import checkfreq
 from checkfreq import KeepLast
 from checkfreq.errors import StateError
-from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator
 from tests.contract.conftest import Hold
-from tests.contract.runs import Training, loader, managed, train, written
-
-
-def test_a_loop_without_an_iterator_calls_step_once_per_update(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        training.steps(manager, 3)
-        assert manager.global_step == 3
-
-
-def test_a_checkpoints_step_is_the_number_of_boundaries_since_training_began(
-    chk_dir: Path,
-) -> None:
-    written(chk_dir, 3)
-    for expected in (4, 5):
-        training = Training(seed=1)
-        with managed(chk_dir, training.chk, chk_freq=1) as manager:
-            assert manager.restore()
-            training.steps(manager, 1)
-            assert manager.global_step == expected
-        assert manager.latest_step() == expected
-
-
-def test_the_state_of_a_checkpoint_is_that_at_its_boundary(chk_dir: Path) -> None:
-    bits = written(chk_dir, 3)
-    for step in (1, 2, 3):
-        training = Training(seed=9)
-        with managed(chk_dir, training.chk) as manager:
-            manager.restore(step)
-            assert training.bits() == bits[step - 1]
+from tests.contract.runs import Training, loader, managed, train
 
 
 def test_a_boundary_is_passed_before_the_next_batch_is_fetched(chk_dir: Path) -> None:
@@ -102,19 +72,6 @@ def test_the_last_boundary_of_an_epoch_is_passed_when_epochs_advances(chk_dir: P
         assert manager.global_step == 6
 
 
-def test_the_last_boundary_of_an_epoch_is_passed_at_the_next_iter(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-        for _ in range(2):
-            for (x,) in iterator:
-                training.update(manager, x)
-        assert manager.global_step == 5
-        iter(iterator)
-        assert manager.global_step == 6
-        assert iterator.epoch == 2
-
-
 def test_the_tail_is_inside_the_epoch(chk_dir: Path) -> None:
     """What validation and the per-epoch scheduler change is in the epoch's checkpoint."""
     training = Training()
@@ -140,7 +97,7 @@ def test_the_tail_is_inside_the_epoch(chk_dir: Path) -> None:
             assert restored_run == {"best": best}
 
 
-def test_leaving_the_loop_early_after_an_update_passes_the_boundary_there_too(
+def test_leaving_the_loop_early_after_an_update_passes_the_boundary_and_ends_the_epoch_there(
     chk_dir: Path,
 ) -> None:
     training = Training()
@@ -152,33 +109,36 @@ def test_leaving_the_loop_early_after_an_update_passes_the_boundary_there_too(
         assert manager.global_step == 0
         assert len(list(iterator)) == 3
         assert manager.global_step == 1
-
-
-def test_after_an_early_leave_the_next_iter_starts_the_next_epoch_and_the_ledger_records_it(
-    chk_dir: Path,
-) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-        for (x,) in iterator:
-            training.update(manager, x)
-            break
-        next(iter(iterator))
-        assert iterator.epoch == 1
         report = iterator.last_report
         assert report is not None
         assert (report.epoch, report.served, report.not_served) == (0, 4, 8)
 
 
-def test_a_checkpoint_between_batches_is_continued_with_the_very_next_batch(
+def test_save_with_wait_is_refused_while_a_batch_is_in_use_not_once_the_loop_was_left(
     chk_dir: Path,
 ) -> None:
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        batches = CFIterator(loader(), cf_manager=manager)
+        for (x,) in batches:
+            if batches.step == 2:
+                break
+            with pytest.raises(StateError, match="iterator 'train' handed out a batch"):
+                manager.save(wait=True)
+            training.update(manager, x)
+        for _ in batches:  # a look: the boundary before it is passed, the batch is taken back
+            break
+        manager.save(wait=True)
+        assert manager.all_steps() == [2]
+
+
+def test_a_checkpoint_between_batches_is_continued_with_the_very_next_batch(chk_dir: Path) -> None:
     reference = Training()
     with managed(chk_dir, reference.chk, chk_freq=1, retention=KeepLast(99)) as manager:
         iterator = CFIterator(loader(), cf_manager=manager)
         train(reference, manager, iterator, 2, each=manager.wait, tail=manager.wait)
         expected = reference.bits()
-    for step in (5, 4, 3, 2, 1):  # an older step is only there while none before it was
+    for step in (5, 3, 2):  # an older step is only there while none before it was
         training = Training(seed=step)
         with managed(chk_dir, training.chk, retention=KeepLast(99)) as manager:
             iterator = CFIterator(loader(), cf_manager=manager)
@@ -212,14 +172,3 @@ def test_step_of_a_closed_manager_is_a_state_error(chk_dir: Path) -> None:
     for call in (manager.step, manager.save, manager.restore, manager.wait):
         with pytest.raises(StateError, match="is closed"):
             call()
-
-
-def test_numbering_continues_after_a_resume(chk_dir: Path) -> None:
-    for expected in ([1, 2], [2, 3, 4], [4, 5, 6]):
-        training = Training()
-        with managed(chk_dir, training.chk, chk_freq=1) as manager:
-            manager.restore()
-            for _ in range(2):
-                training.steps(manager, 1)
-                manager.wait()
-        assert CheckpointStore(chk_dir).steps() == expected

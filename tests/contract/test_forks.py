@@ -193,9 +193,7 @@ def test_a_child_may_have_a_manager_of_its_own_and_its_stop_signals(
     assert CheckpointStore(chk_dir).steps() == [1]
 
 
-def test_a_child_that_leaves_a_loop_does_not_end_its_parents_loader_workers(
-    chk_dir: Path,
-) -> None:
+def test_a_child_that_leaves_a_loop_does_not_end_its_parents_loader_workers(chk_dir: Path) -> None:
     training = Forkable()
     me = os.getpid()
     pid = -1

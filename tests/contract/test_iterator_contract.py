@@ -2,79 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from checkfreq import KeepLast
 from checkfreq.errors import ConfigError
-from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, NotResumableError
 from tests.contract.runs import Training, loader, managed, train
 
 
-def test_it_takes_a_loader_and_these_keywords(chk_dir: Path) -> None:
-    found = {
-        name: parameter.default
-        for name, parameter in inspect.signature(CFIterator).parameters.items()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    }
-    expected = {
-        "cf_manager": None,
-        "name": "train",
-        "marks_steps": True,
-        "accumulate": None,
-        "exact": True,
-        "steps_to_run": None,
-        "chk_freq": None,
-        "dynamic": None,
-        "on_stop": "raise",
-    }
-    assert expected.items() <= found.items()
-
-
-def test_the_seed_is_torchs_unless_given_and_decides_the_order() -> None:
-    torch.manual_seed(0)
-
-    def rows(**arguments: Any) -> list[list[float]]:
-        return [x[:, 0].tolist() for (x,) in CFIterator(loader(), **arguments)]
-
-    assert rows() == rows(seed=0)
-    assert rows() != rows(seed=1)
-
-
-@pytest.mark.parametrize("pacing", [{"chk_freq": 5}, {"chk_freq": 2, "dynamic": True}])
-def test_chk_freq_and_dynamic_that_agree_are_taken(chk_dir: Path, pacing: dict[str, Any]) -> None:
-    with managed(chk_dir, Training().chk, chk_freq=pacing["chk_freq"]) as manager:
-        CFIterator(loader(), cf_manager=manager, **pacing)
-        assert manager.stats()["interval_steps"] == pacing["chk_freq"]
-
-
-@pytest.mark.parametrize("pacing", [{"chk_freq": 5}, {"dynamic": False}])
-def test_chk_freq_and_dynamic_that_conflict_are_a_config_error(
-    chk_dir: Path, pacing: dict[str, Any]
+def test_chk_freq_and_dynamic_that_agree_are_taken_and_that_conflict_are_a_config_error(
+    chk_dir: Path,
 ) -> None:
-    with (
-        managed(chk_dir, Training().chk, chk_freq=2) as manager,
-        pytest.raises(ConfigError, match=next(iter(pacing))),
-    ):
-        CFIterator(loader(), cf_manager=manager, **pacing)
-
-
-def test_epochs_counts_the_total_and_a_finished_run_has_none_left(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        train(training, manager, CFIterator(loader(), cf_manager=manager), 2)
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-        manager.restore()
-        assert list(iterator.epochs(2)) == []
-        assert next(iter(iterator.epochs(3))) == 2
+    with managed(chk_dir, Training().chk, chk_freq=2) as manager:
+        for pacing in ({"chk_freq": 5}, {"dynamic": False}):
+            with pytest.raises(ConfigError, match=next(iter(pacing))):
+                CFIterator(loader(), cf_manager=manager, **pacing)
+        CFIterator(loader(), cf_manager=manager, chk_freq=2, dynamic=True)
+        assert manager.stats()["interval_steps"] == 2
 
 
 def test_steps_crosses_epochs_and_counts_the_total(chk_dir: Path) -> None:
@@ -131,19 +78,6 @@ def test_steps_to_run_ends_this_process_and_the_next_one_continues(chk_dir: Path
     assert bits == expected
 
 
-def test_state_dict_and_load_state_dict_need_no_manager() -> None:
-    whole = [x for _ in (0, 1) for (x,) in CFIterator(loader())]
-    iterator = CFIterator(loader())
-    batches = iter(iterator)
-    for _ in range(2):
-        next(batches)
-    state = json.loads(json.dumps(iterator.state_dict()))
-    other = CFIterator(loader())
-    other.load_state_dict(state)
-    (x,) = next(iter(other))
-    assert torch.equal(x, whole[1])  # the second batch has no boundary yet: it comes again
-
-
 def test_several_iterators_register_under_names_and_each_is_restored(chk_dir: Path) -> None:
     def iterators(manager: Any) -> tuple[CFIterator, CFIterator]:
         extra = CFIterator(loader(), cf_manager=manager, name="extra", marks_steps=False, seed=7)
@@ -168,19 +102,14 @@ def test_several_iterators_register_under_names_and_each_is_restored(chk_dir: Pa
         assert manager.global_step == 2
 
 
-def test_only_one_iterator_marks_steps(chk_dir: Path) -> None:
-    with managed(chk_dir, Training().chk) as manager:
-        CFIterator(loader(), cf_manager=manager)
-        with pytest.raises(ConfigError, match="both mark steps"):
-            CFIterator(loader(), cf_manager=manager, name="other")
-        CFIterator(loader(), cf_manager=manager, name="other", marks_steps=False)
-
-
-def test_a_name_can_be_registered_once(chk_dir: Path) -> None:
+def test_one_iterator_alone_marks_steps_and_has_its_name(chk_dir: Path) -> None:
     with managed(chk_dir, Training().chk) as manager:
         CFIterator(loader(), cf_manager=manager)
         with pytest.raises(ConfigError, match=r"'train' is registered; pass another name="):
             CFIterator(loader(), cf_manager=manager, marks_steps=False)
+        with pytest.raises(ConfigError, match="both mark steps"):
+            CFIterator(loader(), cf_manager=manager, name="other")
+        CFIterator(loader(), cf_manager=manager, name="other", marks_steps=False)
 
 
 def test_iterating_for_validation_passes_no_boundary(chk_dir: Path) -> None:
@@ -211,13 +140,3 @@ def test_exact_refuses_a_loader_that_cannot_resume_and_false_takes_it(chk_dir: P
         iterator = CFIterator(rows, cf_manager=manager, exact=False)
         manager.restore()
         assert [x[0, 0].item() for x in iterator] == [1.0, 2.0]
-
-
-def test_the_iterators_place_is_in_every_checkpoint(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1, retention=KeepLast(99)) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-        train(training, manager, iterator, 1, each=manager.wait)
-    store = CheckpointStore(chk_dir)
-    places = [store.manifest(step).objects["$positions"]["train"] for step in (1, 2, 3)]
-    assert [(place["epoch"], place["position"]) for place in places] == [(0, 4), (0, 8), (1, 0)]

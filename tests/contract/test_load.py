@@ -27,7 +27,9 @@ def by_name(state: Mapping[str, Any]) -> str:
     return digest(sorted(state.items()))
 
 
-def test_it_returns_state_dicts_bit_for_bit(chk_dir: Path) -> None:
+def test_it_returns_state_dicts_bit_for_bit_which_load_into_plain_torch_objects(
+    chk_dir: Path,
+) -> None:
     training = Training()
     with managed(chk_dir, training.chk, chk_freq=1) as manager:
         training.steps(manager, 2)
@@ -35,17 +37,10 @@ def test_it_returns_state_dicts_bit_for_bit(chk_dir: Path) -> None:
     assert {*saved} == {"model", "optimizer", "scheduler", "rng"}
     for name, live in training.chk.tracked.items():
         assert by_name(saved[name]) == by_name(live.state_dict())
-
-
-def test_its_state_dicts_load_into_plain_torch_objects(chk_dir: Path) -> None:
-    written(chk_dir, 1)
-    saved = checkfreq.load(chk_dir)
-    model = Net()
-    optimizer = torch.optim.AdamW(model.parameters())
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    assert by_name(model.state_dict()) == by_name(saved["model"])
-    assert digest(optimizer.state_dict()) == digest(saved["optimizer"])
+    other = Training(seed=1)
+    other.model.load_state_dict(saved["model"])
+    other.optimizer.load_state_dict(saved["optimizer"])
+    assert digest(other.optimizer.state_dict()) == digest(saved["optimizer"])
 
 
 def test_its_tensors_are_on_the_cpu_and_own_their_memory(chk_dir: Path) -> None:
@@ -114,39 +109,30 @@ def test_step_chooses_a_checkpoint_and_a_step_directory_is_a_path(chk_dir: Path)
     assert digest(checkfreq.load(chk_dir / "step-00000002")) == digest(second)
 
 
-def test_only_limits_what_is_returned(chk_dir: Path) -> None:
+def test_only_and_rank_limit_what_is_returned_to_what_there_is(chk_dir: Path) -> None:
     written(chk_dir, 1)
     assert [*checkfreq.load(chk_dir, only=["model"])] == ["model"]
     with pytest.raises(ConfigError, match="modle"):
         checkfreq.load(chk_dir, only=["modle"])
+    assert digest(checkfreq.load(chk_dir, rank=0)) == digest(checkfreq.load(chk_dir))
+    with pytest.raises(ConfigError, match="nothing of rank 1; expected one of 0"):
+        checkfreq.load(chk_dir, rank=1)
 
 
-def test_into_loads_live_objects_in_place(chk_dir: Path) -> None:
+def test_into_loads_live_objects_in_place_if_they_fit_or_what_of_them_fits(chk_dir: Path) -> None:
     written(chk_dir, 1)
     model = Net()
     weight = model.layers[0].weight
     saved = checkfreq.load(chk_dir, into={"model": model})
     assert model.layers[0].weight is weight
     assert by_name(model.state_dict()) == by_name(saved["model"])
-
-
-def test_into_an_object_of_a_different_structure_is_a_mismatch_and_changes_nothing(
-    chk_dir: Path,
-) -> None:
-    written(chk_dir, 1)
     model = Net()
     model.layers[4] = nn.Linear(8, 2)
     before = by_name(model.state_dict())
     with pytest.raises(MismatchError, match=r"layers\.4\.weight"):
         checkfreq.load(chk_dir, into={"model": model})
     assert by_name(model.state_dict()) == before
-
-
-def test_strict_false_loads_what_fits(chk_dir: Path) -> None:
-    written(chk_dir, 1)
-    model = Net()
-    model.layers[4] = nn.Linear(8, 2)
-    saved = checkfreq.load(chk_dir, into={"model": model}, strict=False)
+    checkfreq.load(chk_dir, into={"model": model}, strict=False)
     assert torch.equal(model.layers[0].weight, saved["model"]["layers.0.weight"])
 
 
@@ -168,23 +154,3 @@ def test_a_directory_without_checkpoints_is_an_error_that_names_it(tmp_path: Pat
         with pytest.raises(NoCheckpointError, match=str(path)):
             checkfreq.load(path)
     assert not (tmp_path / "nowhere").exists()
-
-
-def test_latest_step_and_all_steps_say_what_is_committed(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        assert manager.latest_step() is None
-        assert manager.all_steps() == []
-        for expected in ([1], [1, 2]):
-            training.steps(manager, 1)
-            manager.save(wait=True)
-            assert manager.all_steps() == expected
-            assert manager.latest_step() == expected[-1]
-    assert manager.all_steps() == [1, 2]
-
-
-def test_a_checkpoint_of_one_rank_has_only_rank_0(chk_dir: Path) -> None:
-    written(chk_dir, 1)
-    assert digest(checkfreq.load(chk_dir, rank=0)) == digest(checkfreq.load(chk_dir))
-    with pytest.raises(ConfigError, match="nothing of rank 1; expected one of 0"):
-        checkfreq.load(chk_dir, rank=1)

@@ -59,7 +59,7 @@ def stopped_at(chk_dir: Path, training: Training, **settings: Any) -> CFManager:
 
 
 def test_the_last_checkpoint_is_durable_before_the_deadline(chk_dir: Path) -> None:
-    deadline = datetime.now(timezone.utc) + timedelta(seconds=9.0 * slowness())
+    deadline = datetime.now(timezone.utc) + timedelta(seconds=6.0 + 3.0 * slowness())
     manager = stopped_at(chk_dir, Training(), deadline=deadline)
     (stop,), (committed,) = events(chk_dir, "stop"), events(chk_dir, "committed")
     assert (stop["signal"], stop["step"]) == ("deadline", manager.global_step)
@@ -89,11 +89,6 @@ def test_iterators_stop_as_after_a_signal_and_the_run_is_continued_to_the_same_b
         assert training.bits() == bits
 
 
-def test_a_deadline_that_is_over_before_the_first_checkpoint_still_gets_one(chk_dir: Path) -> None:
-    stopped_at(chk_dir, Training(), deadline=time.time() - 100.0)
-    assert len(CheckpointStore(chk_dir).steps()) == 1
-
-
 def test_a_notice_that_comes_during_a_restore_stops_the_run_at_its_first_boundary(
     chk_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Install
 ) -> None:
@@ -110,30 +105,6 @@ def test_a_notice_that_comes_during_a_restore_stops_the_run_at_its_first_boundar
             threading.Event().wait(0.01)
         train_until(training, manager, lambda: manager.stopped, "it stops")
     assert events(chk_dir, "stop")[0]["signal"] == "slurm"
-
-
-def test_a_time_limit_of_slurm_ends_the_run_in_time(
-    chk_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Install
-) -> None:
-    in_job(monkeypatch)
-    command("squeue", "echo 0:05")
-    records: list[StopRecord] = []
-    stopped_at(chk_dir, Training(), on_stop=records.append)
-    assert [record.source for record in records] == ["slurm", "slurm"]
-    assert records[0].why.endswith("(the job's time limit)")
-
-
-def test_a_limit_that_is_far_off_ends_nothing(
-    chk_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Install
-) -> None:
-    in_job(monkeypatch)
-    command("squeue", "echo 2-03:05:00")
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        train_until(training, manager, lambda: bool(board_end(manager)), "squeue has answered")
-        training.steps(manager, 3)
-        assert not manager.should_stop
-    assert "the job's time limit" in events(chk_dir, "notice")[0]["text"]
 
 
 def board_end(manager: CFManager) -> float | None:
@@ -157,20 +128,6 @@ def test_a_time_limit_that_is_extended_lets_training_go_on(
         assert (board_end(manager) or 0.0) > 3000.0
 
 
-def test_with_a_slower_disk_the_last_checkpoint_starts_earlier(tmp_path: Path) -> None:
-    """Both disks are measured before the end is known."""
-    needed = {}
-    for name, bytes_per_s in (("fast", None), ("slow", 20_000)):
-        training = Training()
-        limited = config(max_write_bytes_per_s=bytes_per_s)
-        with managed(tmp_path / name, training.chk, config=limited) as manager:
-            for _ in range(2):
-                training.steps(manager, 1)
-                manager.save(wait=True)
-            needed[name] = manager._session.pipeline.needs().durable_s
-    assert needed["slow"] > needed["fast"]
-
-
 def test_a_worker_that_is_replaced_goes_on_watching(
     chk_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Install
 ) -> None:
@@ -187,19 +144,6 @@ def test_a_worker_that_is_replaced_goes_on_watching(
 
 
 # ---- spot machines
-
-
-def test_a_spot_notice_ends_the_run_in_time(chk_dir: Path, server: Server) -> None:
-    at = datetime.now(timezone.utc) + timedelta(seconds=9.0 * slowness())
-    action = {"action": "terminate", "time": at.strftime("%Y-%m-%dT%H:%M:%SZ")}
-    server.answers |= {
-        "PUT /latest/api/token": (200, "t0ken"),
-        "GET /latest/meta-data/spot/instance-action": (200, json.dumps(action)),
-    }
-    stopped_at(chk_dir, Training(), notices=("aws",), metadata_url=server.url)
-    (stop,), (committed,) = events(chk_dir, "stop"), events(chk_dir, "committed")
-    assert stop["signal"] == "aws"
-    assert committed["time_unix_s"] < at.timestamp()
 
 
 def test_a_notice_that_is_taken_back_lets_training_go_on(chk_dir: Path, server: Server) -> None:
@@ -256,23 +200,10 @@ def test_what_on_stop_raises_is_logged_and_costs_nothing(
     assert caplog.text.count("CFConfig.on_stop raised at step 2") == 2
 
 
-def test_on_stop_knows_the_grace(chk_dir: Path) -> None:
-    records: list[StopRecord] = []
-    training, before = Training(), time.time()
-    told = config(on_stop=records.append, stop_grace_s=1000.0)
-    with managed(chk_dir, training.chk, config=told) as manager:
-        training.steps(manager, 1)
-        os.kill(os.getpid(), signal.SIGTERM)
-        training.steps(manager, 1)
-    ends_at = records[0].ends_at_unix_s
-    assert ends_at is not None
-    assert before + 900.0 < ends_at < time.time() + 1000.0
-
-
 # ---- grace
 
 
-def test_a_second_sigterm_during_the_last_checkpoint_changes_nothing(
+def test_on_stop_knows_the_grace_and_a_second_sigterm_during_the_last_checkpoint_changes_nothing(
     chk_dir: Path, hold_worker: Hold
 ) -> None:
     gate = hold_worker("commit.rename")
@@ -282,8 +213,9 @@ def test_a_second_sigterm_during_the_last_checkpoint_changes_nothing(
         os.kill(os.getpid(), signal.SIGTERM)
         gate.open()
 
-    training, records = Training(), list[StopRecord]()
-    with managed(chk_dir, training.chk, config=config(on_stop=records.append)) as manager:
+    training, records, before = Training(), list[StopRecord](), time.time()
+    told = config(on_stop=records.append, stop_grace_s=1000.0)
+    with managed(chk_dir, training.chk, config=told) as manager:
         training.steps(manager, 1)
         os.kill(os.getpid(), signal.SIGTERM)
         again = threading.Thread(target=notify_again)
@@ -293,6 +225,7 @@ def test_a_second_sigterm_during_the_last_checkpoint_changes_nothing(
         assert manager.stopped
         training.steps(manager, 1)
     assert [record.is_durable for record in records] == [False, True]
+    assert before + 900.0 < (records[0].ends_at_unix_s or 0.0) < time.time() + 1000.0
     assert CheckpointStore(chk_dir).steps()[0] == 2
 
 
@@ -311,17 +244,6 @@ def test_no_wait_outlasts_the_grace(chk_dir: Path, hold_worker: Hold) -> None:
 
 
 # ---- requeue
-
-
-def test_a_deadline_of_ones_own_requeues_nothing(
-    chk_dir: Path, monkeypatch: pytest.MonkeyPatch, command: Install
-) -> None:
-    """The next job would have the same deadline, and so on for ever."""
-    in_job(monkeypatch)
-    command("squeue", "echo UNLIMITED")
-    called = command("scontrol", "true")
-    stopped_at(chk_dir, Training(), deadline=time.time() - 1.0, requeue=True)
-    assert not called.exists()
 
 
 def test_a_job_that_finds_its_directory_in_use_is_requeued(
@@ -391,9 +313,10 @@ def test_a_stopped_job_is_requeued_once_everything_is_durable(
     assert says in caplog.text
 
 
-def test_a_job_that_was_not_stopped_or_is_finished_is_not_requeued(
+def test_a_job_that_was_not_stopped_is_finished_or_past_its_own_deadline_is_not_requeued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Install
 ) -> None:
+    """After a deadline of one's own the next job would have the same, and so on for ever."""
     in_job(monkeypatch)
     command("squeue", "echo UNLIMITED")
     called = command("scontrol", "true")
@@ -406,6 +329,7 @@ def test_a_job_that_was_not_stopped_or_is_finished_is_not_requeued(
             training.steps(manager, 1)
             manager.finish()
         manager.close()
+    stopped_at(tmp_path / "past", Training(), deadline=time.time() - 1.0, requeue=True)
     assert not called.exists()
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +14,8 @@ import checkfreq
 from checkfreq import CFCheckpoint, KeepBest, KeepLast
 from checkfreq.errors import ConfigError, StateError
 from checkfreq.store.store import CheckpointStore
-from iterators import CFIterator
-from tests.contract.conftest import Hold, SetFault
-from tests.contract.runs import Training, config, loader, managed, train, written
-
-
-def test_it_checkpoints_this_boundary(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        training.steps(manager, 2)
-        manager.save(wait=True)
-        assert manager.all_steps() == [2]
+from tests.contract.conftest import Hold
+from tests.contract.runs import Training, config, managed, restored, written
 
 
 def test_a_state_without_tensors_is_checkpointed(chk_dir: Path) -> None:
@@ -40,40 +29,6 @@ def test_a_state_without_tensors_is_checkpointed(chk_dir: Path) -> None:
     assert checkfreq.load(chk_dir)["counts"] == {"seen": 2}
 
 
-def test_away_from_a_boundary_it_checkpoints_the_next_one(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        training.steps(manager, 1)
-        training.update(manager)
-        manager.save()
-        manager.wait()
-        assert manager.all_steps() == []
-        manager.step()
-        manager.wait()
-        assert manager.all_steps() == [2]
-
-
-def test_a_batch_in_use_is_between_boundaries(chk_dir: Path) -> None:
-    training = Training()
-    bits = []
-    with managed(chk_dir, training.chk) as manager:
-        for number, (x,) in enumerate(CFIterator(loader(), cf_manager=manager)):
-            if number == 1:
-                with pytest.raises(StateError, match="handed out a batch"):
-                    manager.save(wait=True)
-                manager.save()
-                assert manager.all_steps() == []
-            if number == 2:
-                manager.wait()
-                assert manager.all_steps() == [2]
-                bits.append(training.bits())
-            training.update(manager, x)
-    restored = Training(seed=1)
-    with managed(chk_dir, restored.chk) as manager:
-        manager.restore(2)
-        assert restored.bits() == bits[0]
-
-
 def test_wait_away_from_a_boundary_is_a_state_error(chk_dir: Path) -> None:
     training = Training()
     with managed(chk_dir, training.chk) as manager:
@@ -83,14 +38,6 @@ def test_wait_away_from_a_boundary_is_a_state_error(chk_dir: Path) -> None:
         manager.step()
         manager.wait()
         assert manager.all_steps() == []  # a refused request leaves nothing behind
-
-
-def test_with_wait_it_is_durable_on_return(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        manager.save(wait=True)
-        assert CheckpointStore(chk_dir).verify(0).step == 0
-        assert manager.stats()["num_in_flight"] == 0
 
 
 def test_without_wait_it_returns_before_it_is_durable(chk_dir: Path, hold_worker: Hold) -> None:
@@ -103,33 +50,27 @@ def test_without_wait_it_returns_before_it_is_durable(chk_dir: Path, hold_worker
         assert manager.all_steps() == [0]
 
 
-def test_a_step_is_written_once_and_a_second_request_adds_its_marks(chk_dir: Path) -> None:
+def test_a_step_is_written_once_and_later_requests_add_marks_and_pin_it_for_good(
+    chk_dir: Path,
+) -> None:
     training = Training()
     with managed(chk_dir, training.chk) as manager:
         training.steps(manager, 1)
         manager.save(wait=True, metrics={"loss": 0.5})
         manager.save(metrics={"accuracy": 0.75})
-        manager.save(keep=True, wait=True)
-        manager.wait()
         assert manager.stats()["num_committed"] == 1
-    mark = CheckpointStore(chk_dir).marks()[1]
-    assert mark.keep
-    assert mark.metrics == {"loss": 0.5, "accuracy": 0.75}
-
-
-def test_marks_added_while_the_step_is_on_its_way_are_kept(
-    chk_dir: Path, hold_worker: Hold
-) -> None:
-    gate = hold_worker("commit.mkdir")
-    with managed(chk_dir, Training().chk) as manager:
-        manager.save(metrics={"a": 1})
-        manager.save(metrics={"b": 2}, keep=True)
-        gate.open()
-        manager.wait()
-        assert manager.stats()["num_committed"] == 1
-    mark = CheckpointStore(chk_dir).marks()[0]
-    assert mark.keep
-    assert mark.metrics == {"a": 1.0, "b": 2.0}
+    training = Training()
+    with managed(chk_dir, training.chk, retention=KeepLast(1), chk_freq=1) as manager:
+        manager.restore()
+        manager.save(keep=True, wait=True)  # the step that was restored
+        assert manager.stats()["num_committed"] == 0
+        for _ in range(3):
+            training.steps(manager, 1)
+            manager.wait()
+    store = CheckpointStore(chk_dir)
+    assert store.steps() == [1, 4]
+    assert store.marks()[1].keep
+    assert store.marks()[1].metrics == {"loss": 0.5, "accuracy": 0.75}
 
 
 def test_several_requests_for_the_next_boundary_are_one_checkpoint_with_all_marks(
@@ -145,38 +86,6 @@ def test_several_requests_for_the_next_boundary_are_one_checkpoint_with_all_mark
     mark = CheckpointStore(chk_dir).marks()[1]
     assert mark.keep
     assert mark.metrics == {"a": 1.0, "b": 2.0}
-
-
-def test_marks_can_be_given_to_the_step_that_was_restored(chk_dir: Path) -> None:
-    written(chk_dir, 1)
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk) as manager:
-        manager.restore()
-        manager.save(keep=True, wait=True)
-        assert manager.stats()["num_committed"] == 0
-    assert CheckpointStore(chk_dir).marks()[1].keep
-
-
-def test_keep_pins_a_checkpoint_against_retention(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, retention=KeepLast(1)) as manager:
-        for _ in range(4):
-            training.steps(manager, 1)
-            manager.save(wait=True, keep=manager.global_step == 2)
-    assert CheckpointStore(chk_dir).steps() == [2, 4]
-
-
-def test_a_pin_holds_in_later_runs_too(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        manager.save(wait=True, keep=True)
-    training = Training()
-    with managed(chk_dir, training.chk, retention=KeepLast(1), chk_freq=1) as manager:
-        manager.restore()
-        for _ in range(3):
-            training.steps(manager, 1)
-            manager.wait()
-    assert CheckpointStore(chk_dir).steps() == [0, 3]
 
 
 @pytest.mark.parametrize("value", [np.float32(0.5), torch.tensor(0.5), 0.5])
@@ -209,22 +118,6 @@ def test_a_metric_that_is_no_number_is_a_config_error(chk_dir: Path, value: Any)
             manager.save(metrics={"accuracy": value})
         manager.wait()
         assert manager.all_steps() == []
-
-
-def test_it_waits_for_a_slot(chk_dir: Path, hold_worker: Hold) -> None:
-    """Both slots are taken by steps the worker is held at: only its going on frees one."""
-    gate = hold_worker("commit.mkdir")
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        for _ in range(2):
-            training.steps(manager, 1)
-            manager.save()
-        training.steps(manager, 1)
-        assert manager.stats()["num_in_flight"] == 2
-        gate.open()
-        manager.save()
-        manager.wait()
-        assert manager.all_steps() == [1, 2, 3]
 
 
 def test_periodic_checkpoints_are_deferred_and_made_up_for(
@@ -275,46 +168,9 @@ def test_the_first_save_with_checkpoints_there_and_no_restore_is_a_config_error(
     assert CheckpointStore(chk_dir).steps() == [1]
 
 
-def test_a_failed_save_raises_with_wait(chk_dir: Path, worker_fault: SetFault) -> None:
-    from checkfreq.errors import PersistError
-
-    worker_fault("commit.sync_payload:raise-EIO")
-    with managed(chk_dir, Training().chk) as manager:
-        with pytest.raises(PersistError, match="Input/output error") as caught:
-            manager.save(wait=True)
-        assert (caught.value.step, caught.value.phase) == (0, "sync")
-        assert "finish_payload" in caught.value.child_traceback
-        manager.save(wait=True)
-        assert manager.all_steps() == [0]
-
-
 def events(chk_dir: Path) -> list[dict[str, Any]]:
-    import json
 
     return [json.loads(line) for line in (chk_dir / "events.jsonl").read_text().splitlines()]
-
-
-def test_a_loop_over_an_iterator_saves_where_it_is_asked_to(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-        train(training, manager, iterator, 1, each=lambda: manager.save(metrics={"x": 1}))
-        manager.wait()
-        assert manager.all_steps() == [1, 2, 3]
-
-
-def test_an_epochs_checkpoint_is_kept_and_can_be_restored(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, retention=KeepLast(1)) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-        tail: Callable[[], None] = lambda: manager.save(keep=True)  # noqa: E731
-        train(training, manager, iterator, 2, tail=tail)
-    assert CheckpointStore(chk_dir).steps() == [3, 6]
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-        manager.restore(3)
-        assert (iterator.epoch, iterator.batch) == (1, 0)
 
 
 def test_a_snapshot_is_not_overwritten_before_it_is_durable(
@@ -328,36 +184,4 @@ def test_a_snapshot_is_not_overwritten_before_it_is_durable(
         manager.wait()
         assert manager.all_steps() == [1, 2]
     for step in (2, 1):
-        restored = Training(seed=9)
-        with managed(chk_dir, restored.chk) as manager:
-            manager.restore(step)
-            assert restored.bits() == bits[step - 1]
-
-
-def test_the_same_buffers_serve_every_checkpoint(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
-        training.steps(manager, 1)
-        buffers = [(slot.fd, slot.address) for slot in manager._pipeline._arena.slots]
-        for _ in range(5):
-            training.steps(manager, 1)
-            manager.wait()
-        assert [(slot.fd, slot.address) for slot in manager._pipeline._arena.slots] == buffers
-        assert len(buffers) == 2
-
-
-def test_one_worker_process_serves_every_checkpoint(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
-        pids = set()
-        for _ in range(4):
-            training.steps(manager, 1)
-            manager.wait()
-            pids.add(json.loads((chk_dir / ".lock").read_text())["worker_pid"])
-        assert len(pids) == 1
-        assert pids != {os.getpid()}
-
-
-def test_old_checkpoints_are_removed_but_never_the_last_valid_one(chk_dir: Path) -> None:
-    written(chk_dir, 5, retention=KeepLast(2))
-    assert CheckpointStore(chk_dir).steps() == [4, 5]
+        assert restored(chk_dir, step).bits() == bits[step - 1]

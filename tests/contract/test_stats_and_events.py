@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from checkfreq import KeepLast
-from checkfreq.events import Event
 from tests.contract.conftest import SetFault
 from tests.contract.runs import Training, managed, written
 
@@ -28,6 +26,11 @@ def test_stats_says_what_happened_as_data(chk_dir: Path) -> None:
         training.steps(manager, 3)
         manager.wait()
         stats = manager.stats()
+        event = manager.last_event
+    assert event is not None
+    assert (event.kind, event.step, event.data["reason"]) == ("committed", 4, "periodic")
+    assert min(event.data["num_bytes"], event.data["bytes_per_s"]) > 0
+    assert json.loads(event.to_json())["kind"] == "committed"
     assert json.loads(json.dumps(stats)) == stats
     expected = {
         "global_step": 4,
@@ -44,28 +47,6 @@ def test_stats_says_what_happened_as_data(chk_dir: Path) -> None:
     assert {name: stats[name] for name in expected} == expected
     assert stats["state_bytes"] > 0
     assert stats["stall_s"] > 0
-
-
-def test_stats_before_anything_happened(chk_dir: Path) -> None:
-    with managed(chk_dir, Training().chk) as manager:
-        stats = manager.stats()
-        assert manager.last_event is None
-    assert stats["global_step"] == 0
-    assert stats["last_durable_step"] is None
-
-
-def test_last_event_is_the_latest_event_of_this_run(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        training.steps(manager, 1)
-        manager.save(wait=True)
-        event = manager.last_event
-        assert event is not None
-        assert (event.kind, event.step) == ("committed", 1)
-        assert event.data["reason"] == "requested"
-        assert event.data["num_bytes"] > 0
-        assert event.data["bytes_per_s"] > 0
-        assert json.loads(event.to_json())["kind"] == "committed"
 
 
 def test_each_event_is_one_line_of_events_jsonl(chk_dir: Path, worker_fault: SetFault) -> None:
@@ -100,14 +81,6 @@ def test_a_run_says_when_it_begins_and_ends_and_how_far_it_was_at_each_commit(
     assert [save["step"] for save in saves] == [1, 2]
     assert saves[-1]["at_step"] == 2
     assert all(save["durable_monotonic_s"] > save["started_monotonic_s"] for save in saves)
-
-
-def test_a_run_that_fails_says_so(chk_dir: Path) -> None:
-    training = Training()
-    with pytest.raises(ZeroDivisionError), managed(chk_dir, training.chk) as manager:
-        training.steps(manager, 1)
-        raise ZeroDivisionError
-    assert events(chk_dir)[-1]["how"] == "failed"
 
 
 def test_the_reason_of_a_checkpoint_is_recorded(chk_dir: Path) -> None:
@@ -158,11 +131,3 @@ def test_an_unwritable_event_log_stops_nothing_and_is_said_once(
             manager.wait()
         assert manager.all_steps() == [1, 2, 3]
     assert caplog.text.count("events are not being recorded") == 1
-
-
-def test_events_are_json_for_readers_that_know_no_nan() -> None:
-    data = {"cost_s": float("nan"), "more": [{"at": float("-inf")}, 1.5, None, Path("a")]}
-    text = Event("plan", 3, data).to_json()
-    assert not {"NaN", "Infinity"} & {*re.split(r"\W", text)}
-    found = json.loads(text)
-    assert (found["cost_s"], found["more"]) == ("nan", [{"at": "-inf"}, 1.5, None, "a"])

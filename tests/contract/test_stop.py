@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, TrainingStopped
 from tests.contract.conftest import Hold, SetFault
 from tests.contract.runs import Training, config, loader, managed, train
+from tests.fork_server import FORK_SERVER
 
 
 def notify(number: int = signal.SIGTERM) -> None:
@@ -38,27 +37,15 @@ def stopped_run(
     return manager
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP"])
-def test_should_stop_is_true_once_a_signal_came(chk_dir: Path, name: str) -> None:
-    signal.signal(signal.Signals[name], signal.SIG_DFL)  # as outside nohup
+def test_should_stop_is_true_once_a_signal_came(chk_dir: Path) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as outside nohup
     training = Training()
     with managed(chk_dir, training.chk) as manager:
         training.steps(manager, 1)
         assert not manager.should_stop
-        notify(signal.Signals[name])
+        notify(signal.SIGHUP)
         assert manager.should_stop
         assert not manager.stopped
-
-
-def test_iterators_raise_training_stopped_once_the_final_checkpoint_is_durable(
-    chk_dir: Path,
-) -> None:
-    with pytest.raises(TrainingStopped) as caught:
-        stopped_run(chk_dir, Training(), at=[2])
-    assert isinstance(caught.value, SystemExit)
-    assert caught.value.code == 75
-    assert CheckpointStore(chk_dir).steps() == [2]
-    assert CheckpointStore(chk_dir).verify(2).step == 2
 
 
 def test_on_stop_return_ends_them_quietly(chk_dir: Path) -> None:
@@ -72,14 +59,19 @@ def test_on_stop_return_ends_them_quietly(chk_dir: Path) -> None:
     assert CheckpointStore(chk_dir).steps() == [2]
 
 
-def test_a_stopped_run_is_continued_to_the_same_bits(chk_dir: Path, tmp_path: Path) -> None:
+def test_a_stopped_run_ends_with_75_once_durable_and_is_continued_to_the_same_bits(
+    chk_dir: Path, tmp_path: Path
+) -> None:
     reference = Training()
     with managed(tmp_path / "reference", reference.chk) as manager:
         train(reference, manager, CFIterator(loader(), cf_manager=manager), 2)
         bits = reference.bits()
     training = Training()
-    with pytest.raises(TrainingStopped):
+    with pytest.raises(TrainingStopped) as caught:
         stopped_run(chk_dir, training)
+    assert isinstance(caught.value, SystemExit)
+    assert caught.value.code == 75
+    assert CheckpointStore(chk_dir).steps() == [2]
     training = Training(seed=1)
     with managed(chk_dir, training.chk) as manager:
         iterator = CFIterator(loader(), cf_manager=manager)
@@ -88,37 +80,12 @@ def test_a_stopped_run_is_continued_to_the_same_bits(chk_dir: Path, tmp_path: Pa
         assert training.bits() == bits
 
 
-def test_a_signal_in_an_epochs_last_batch_is_honoured_after_the_epochs_tail(
-    chk_dir: Path,
-) -> None:
+def test_a_signal_in_an_epochs_last_batch_is_honoured_after_the_epochs_tail(chk_dir: Path) -> None:
     with pytest.raises(TrainingStopped):
         stopped_run(chk_dir, Training(), at=[3])
     assert CheckpointStore(chk_dir).steps() == [3]
     position = CheckpointStore(chk_dir).manifest(3).objects["$positions"]["train"]
     assert (position["epoch"], position["position"]) == (1, 0)
-
-
-def test_a_loop_without_an_iterator_leaves_by_should_stop(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        while not manager.should_stop:
-            training.steps(manager, 1)
-            if manager.global_step == 3:
-                notify()
-    assert CheckpointStore(chk_dir).steps() == [3]
-
-
-def test_a_loop_without_an_iterator_that_goes_on_gets_its_checkpoint_at_the_next_boundary(
-    chk_dir: Path,
-) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        training.steps(manager, 1)
-        notify()
-        notify()  # to the process and to its group, as launchers do: no more than one
-        training.steps(manager, 1)
-        assert manager.stopped
-        assert manager.all_steps() == [2]
 
 
 def test_a_final_checkpoint_that_cannot_be_made_raises_and_never_claims_to_have_stopped(
@@ -159,57 +126,39 @@ def test_the_handler_it_replaced_is_called_too_and_put_back_at_close(chk_dir: Pa
     def mine(number: int, frame: object) -> None:
         calls.append(number)
 
-    before = signal.signal(signal.SIGUSR1, mine)
-    try:
-        training = Training()
-        with managed(chk_dir, training.chk) as manager:
-            training.steps(manager, 1)
-            notify(signal.SIGUSR1)
-            assert manager.should_stop
-            assert calls == [signal.SIGUSR1]
-        assert signal.getsignal(signal.SIGUSR1) is mine
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    signal.signal(signal.SIGUSR1, mine)
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        training.steps(manager, 1)
+        notify(signal.SIGUSR1)
+        assert manager.should_stop
+        assert calls == [signal.SIGUSR1]
+    assert signal.getsignal(signal.SIGUSR1) is mine
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_handler_installed_later_by_somebody_else_stays(chk_dir: Path) -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-    try:
-        training = Training()
-        with managed(chk_dir, training.chk) as manager:
-            training.steps(manager, 1)
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGUSR1, before)
+    training = Training()
+    with managed(chk_dir, training.chk) as manager:
+        training.steps(manager, 1)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
 
 
 def test_two_managers_closed_in_the_order_they_were_made_leave_the_handler_in_charge(
     tmp_path: Path,
 ) -> None:
     calls: list[int] = []
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: calls.append(number))
-    try:
-        training = Training()
-        managers = [managed(tmp_path / name, training.chk) for name in ("a", "b")]
-        for manager in managers:
-            training.steps(manager, 1)
-        for manager in managers:
-            manager.close()
-        notify(signal.SIGUSR1)
-        assert calls == [signal.SIGUSR1]
-        assert not any(manager.should_stop for manager in managers)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def test_no_signal_is_watched_if_none_is_named(chk_dir: Path) -> None:
+    signal.signal(signal.SIGUSR1, lambda number, frame: calls.append(number))
     training = Training()
-    with managed(chk_dir, training.chk, config=config(stop_signals=())) as manager:
+    managers = [managed(tmp_path / name, training.chk) for name in ("a", "b")]
+    for manager in managers:
         training.steps(manager, 1)
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    for manager in managers:
+        manager.close()
+    notify(signal.SIGUSR1)
+    assert calls == [signal.SIGUSR1]
+    assert not any(manager.should_stop for manager in managers)
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -217,21 +166,13 @@ def test_a_forked_child_ends_by_the_signal_as_if_nobody_watched(chk_dir: Path) -
     training = Training()
     with managed(chk_dir, training.chk) as manager:
         training.steps(manager, 1)
-        ready, tell = os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                os.write(tell, b"x")
-                signal.pause()
+                notify()
             finally:
                 os._exit(0)
-        os.read(ready, 1)
-        os.kill(child, signal.SIGTERM)
-        _, status = os.waitpid(child, 0)
-        for fd in (ready, tell):
-            os.close(fd)
-        assert os.WIFSIGNALED(status)
-        assert os.WTERMSIG(status) == signal.SIGTERM
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
         assert not manager.should_stop
 
 
@@ -250,51 +191,34 @@ def test_outside_the_main_thread_it_says_that_signals_are_not_watched(
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
-def test_a_stop_is_an_event(chk_dir: Path) -> None:
+PLACES = ("in restore", "in the first step", "in the first iteration")
+
+
+def _hang(chk_dir: Path, place: str, there: threading.Event) -> None:
+    """A run that gets no further than ``place`` within the test's time."""
     training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        training.steps(manager, 1)
-        notify()
-        training.steps(manager, 1)
-    text = (chk_dir / "events.jsonl").read_text()
-    assert '"kind": "stop", "step": 2, "signal": "SIGTERM"' in text
-    assert sys.exc_info() == (None, None, None)
+    with managed(chk_dir, training.chk, config=config(takeover_s=100.0)) as manager:
+        if place == "in restore":
+            there.set()
+            manager.restore()
+        training.update(manager)
+        there.set()
+        if place == "in the first step":
+            manager.step()
+        threading.Event().wait(100.0)
 
 
-#: A run that gets no further than ``{place}`` within the test's time.
-STARTING = """
-import sys, threading
-from pathlib import Path
-from tests.contract.runs import Training, config, managed
-
-def hang():
-    print("there", flush=True)
-    threading.Event().wait(100.0)
-
-training = Training()
-with managed(Path(sys.argv[1]), training.chk, config=config(takeover_s=100.0)) as manager:
-    {place}
-"""
-PLACES = {
-    "in restore": "print('there', flush=True); manager.restore()",
-    "in the first step": "training.update(manager); print('there', flush=True); manager.step()",
-    "in the first iteration": "training.update(manager); hang()",
-}
-
-
-@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES.keys())
+@pytest.mark.parametrize("place", PLACES)
 def test_a_run_that_hangs_before_its_first_boundary_still_dies_of_a_stop_signal(
     chk_dir: Path, place: str
 ) -> None:
     with managed(chk_dir, Training().chk) as holder:  # whoever opens the directory waits for it
         holder.save(wait=True)
-        run = subprocess.Popen(
-            [sys.executable, "-c", STARTING.format(place=place), str(chk_dir)],
-            stdout=subprocess.PIPE,
-        )
-        with run:
-            assert run.stdout is not None
-            assert run.stdout.readline() == b"there\n"
-            run.send_signal(signal.SIGTERM)
-            assert run.wait(60.0) == -signal.SIGTERM
+        there = FORK_SERVER.Event()
+        run = FORK_SERVER.Process(target=_hang, args=(chk_dir, place, there))
+        run.start()
+        assert there.wait(120.0)
+        run.terminate()
+        run.join(120.0)
+        assert run.exitcode == -signal.SIGTERM
     assert CheckpointStore(chk_dir).steps() == [0]

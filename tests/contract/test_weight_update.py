@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import checkfreq
 from checkfreq import CFCheckpoint
 from checkfreq.errors import ConfigError
 from tests.contract.conftest import Gate, Hold
-from tests.contract.runs import Training, managed
+from tests.contract.runs import Training, managed, restored
 from tests.waiting import opened_while_waited_for
 
 
@@ -70,29 +71,39 @@ def test_with_several_optimizers_the_one_to_step_is_named(chk_dir: Path, by_name
         assert changed(before, pair.weights()) == [False, True]
 
 
-def test_with_several_optimizers_and_none_named_it_is_a_config_error(chk_dir: Path) -> None:
-    with (
-        managed(chk_dir, Pair().chk) as manager,
-        pytest.raises(ConfigError, match="the name of one, found: d, g"),
-    ):
-        manager.weight_update()
+REFUSED: dict[str, tuple[Callable[[torch.amp.GradScaler], dict[str, Any]], str]] = {
+    "none of several named": (lambda scaler: {}, "the name of one, found: d, g"),
+    "a name of nothing": (lambda scaler: {"optimizer": "x"}, "not tracked; tracked: d, g"),
+    "untracked": (
+        lambda scaler: {"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters())},
+        "not tracked; tracked: d, g",
+    ),
+    "untracked scaler": (lambda scaler: {"scaler": cpu_scaler()}, r"CFCheckpoint\(scaler=\.\.\.\)"),
+    "scaler and closure": (lambda scaler: {"scaler": scaler, "closure": lambda: None}, "closure"),
+}
 
 
-def test_with_no_tracked_optimizer_it_is_a_config_error(chk_dir: Path) -> None:
+@pytest.mark.parametrize(("arguments", "found"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_refused_call_has_stepped_nothing_and_counts_as_no_update(
+    arguments: Callable[[torch.amp.GradScaler], dict[str, Any]], found: str, chk_dir: Path
+) -> None:
+    scaler = cpu_scaler()
+    pair = Pair(None if found.startswith("CF") else scaler)
+    with managed(chk_dir, pair.chk) as manager:
+        pair.backward()
+        before = pair.weights()
+        with pytest.raises(ConfigError, match=found):
+            manager.weight_update(**arguments(scaler))
+        assert changed(before, pair.weights()) == [False, False]
+        assert manager.update_attempts == 0
+
+
+def test_without_a_tracked_optimizer_there_is_nothing_to_step(chk_dir: Path) -> None:
     with (
         managed(chk_dir, CFCheckpoint(model=nn.Linear(1, 1))) as manager,
         pytest.raises(ConfigError, match="found: none"),
     ):
         manager.weight_update()
-
-
-def test_an_untracked_optimizer_is_a_config_error(chk_dir: Path) -> None:
-    training = Training()
-    other = torch.optim.SGD(training.model.parameters(), lr=0.1)
-    with managed(chk_dir, training.chk) as manager:
-        for stranger in (other, "optimiser"):
-            with pytest.raises(ConfigError, match="not tracked; tracked: optimizer"):
-                manager.weight_update(stranger)
 
 
 def test_it_returns_the_closures_loss(chk_dir: Path) -> None:
@@ -110,18 +121,7 @@ def test_it_returns_the_closures_loss(chk_dir: Path) -> None:
     assert loss.shape == ()
 
 
-def test_with_a_scaler_it_steps_and_updates_the_scaler(chk_dir: Path) -> None:
-    scaler = cpu_scaler()
-    training = Training(scaler=scaler)
-    with managed(chk_dir, training.chk) as manager:
-        scaler.scale(training.model(torch.ones(2, 3)).sum()).backward()
-        before = training.state_bits()
-        assert manager.weight_update(scaler=scaler) is None
-        assert training.state_bits() != before
-        assert scaler.get_scale() == 16.0
-
-
-def test_with_a_scaler_and_several_optimizers_each_is_stepped_and_update_runs_once(
+def test_with_a_scaler_each_of_several_optimizers_is_stepped_or_the_one_that_is_named(
     chk_dir: Path,
 ) -> None:
     scaler = cpu_scaler()
@@ -131,46 +131,11 @@ def test_with_a_scaler_and_several_optimizers_each_is_stepped_and_update_runs_on
         before = pair.weights()
         manager.weight_update(scaler=scaler)
         assert changed(before, pair.weights()) == [True, True]
-        assert scaler.get_scale() == 16.0
-
-
-def test_with_a_scaler_one_of_several_optimizers_can_be_named(chk_dir: Path) -> None:
-    scaler = cpu_scaler()
-    pair = Pair(scaler)
-    with managed(chk_dir, pair.chk) as manager:
+        assert scaler.get_scale() == 16.0  # updated once
         pair.backward(scaler)
         before = pair.weights()
         manager.weight_update("d", scaler=scaler)
         assert changed(before, pair.weights()) == [True, False]
-
-
-def test_an_untracked_scaler_is_a_config_error(chk_dir: Path) -> None:
-    with (
-        managed(chk_dir, Training().chk) as manager,
-        pytest.raises(ConfigError, match=r"CFCheckpoint\(scaler=\.\.\.\)"),
-    ):
-        manager.weight_update(scaler=cpu_scaler())
-
-
-def test_a_scaler_with_a_closure_is_a_config_error(chk_dir: Path) -> None:
-    scaler = cpu_scaler()
-    with (
-        managed(chk_dir, Training(scaler=scaler).chk) as manager,
-        pytest.raises(ConfigError, match="closure"),
-    ):
-        manager.weight_update(scaler=scaler, closure=lambda: None)
-
-
-def test_a_refused_call_has_stepped_nothing_and_counts_as_no_update(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        training.backward()
-        before = training.state_bits()
-        for arguments in ({"scaler": cpu_scaler()}, {"optimizer": "x"}):
-            with pytest.raises(ConfigError):
-                manager.weight_update(**arguments)  # type: ignore[arg-type]
-        assert training.state_bits() == before
-        assert manager.update_attempts == 0
 
 
 def test_an_amp_skip_counts_as_an_attempt(chk_dir: Path) -> None:
@@ -211,10 +176,7 @@ def test_the_update_waits_for_the_copy_so_a_direct_step_is_as_safe(
         training.backward()
         update(training, manager)
         assert training.state_bits() != bits
-    restored = Training(seed=1)
-    with managed(chk_dir, restored.chk) as manager:
-        assert manager.restore(1)
-        assert restored.state_bits() == bits
+    assert restored(chk_dir, 1).state_bits() == bits
 
 
 def test_a_direct_scaler_step_is_as_safe(chk_dir: Path, hold_trainer: Hold) -> None:
@@ -234,17 +196,6 @@ def test_a_direct_scaler_step_is_as_safe(chk_dir: Path, hold_trainer: Hold) -> N
     saved = checkfreq.load(chk_dir)
     assert torch.equal(saved["a"]["weight"], before[0])
     assert torch.equal(saved["b"]["weight"], before[1])
-
-
-def test_the_wait_of_an_update_is_reported_as_stall(chk_dir: Path, hold_trainer: Hold) -> None:
-    gate = hold_trainer("snapshot.copy_settled")
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        manager.save()
-        before = manager.stats()["stall_s"]
-        with opened_while_waited_for(gate.open):
-            training.update(manager)
-        assert manager.stats()["stall_s"] > before
 
 
 def test_after_close_the_optimizer_is_free_of_hooks(chk_dir: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from checkfreq import CFCheckpoint
-from checkfreq.errors import ConfigError, StateError
+from checkfreq.errors import StateError
 from tests.contract.runs import managed
 
 accelerate = pytest.importorskip("accelerate")
@@ -120,13 +120,3 @@ def test_a_wrapper_with_state_of_its_own_is_refused_with_its_name() -> None:
     inner = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
     with pytest.raises(StateError, match=r"optimizer=\.\.\.\): .*LookAhead is a torch Opt"):
         CFCheckpoint(optimizer=LookAhead(inner))
-
-
-def test_an_optimizer_that_is_not_tracked_is_still_refused(tmp_path: Path) -> None:
-    prepared = Prepared(1)
-    other = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=0.1)
-    with (
-        managed(tmp_path, prepared.chk) as manager,
-        pytest.raises(ConfigError, match="not tracked; tracked: optimizer"),
-    ):
-        manager.weight_update(other)

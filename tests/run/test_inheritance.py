@@ -93,43 +93,25 @@ def test_a_worker_that_is_gone_when_it_is_to_be_taken_leaves_nothing(
     assert heir.connection.told == [f.Take()]
 
 
-def test_a_snapshot_in_flight_with_a_record_that_lies_has_all_of_it_released(
-    memory: int, open_fds: None, tmp_path: Path
-) -> None:
-    heir = Heir(tmp_path, memory)
-    lie = changed(snapshot_in(memory, stage=Stage.IN_FLIGHT), attempt="another")
-    assert not heir.take(body_of(lie))
-    heir.expect_nothing_taken()
-    assert heir.connection.told == [f.Release()]
+LIES: dict[str, dict[str, Any]] = {
+    "a record of another attempt": {"attempt": "another"},
+    "a layout beyond the slot": {"slot_offsets": {"model.safetensors": 1 << 40}},
+    "a slot of another size": {},
+    "the worker of another role": {},
+}
 
 
-def test_a_layout_beyond_the_slot_has_all_of_it_released(
-    memory: int, open_fds: None, tmp_path: Path
+@pytest.mark.parametrize("lie", LIES)
+def test_an_offer_that_lies_or_is_for_others_has_all_of_it_released(
+    lie: str, memory: int, open_fds: None, tmp_path: Path
 ) -> None:
-    heir = Heir(tmp_path, memory)
+    role = Role(0, 2, (0, 1)) if lie == "the worker of another role" else Role()
+    heir = Heir(tmp_path, memory, role=role)
     snapshot = snapshot_in(memory, stage=Stage.IN_FLIGHT)
-    lie = changed(snapshot, slot_offsets={"model.safetensors": 1 << 40})
-    assert not heir.take(body_of(lie))
-    heir.expect_nothing_taken()
-    assert heir.connection.told == [f.Release()]
-
-
-def test_a_slot_of_another_size_has_all_of_it_released(
-    memory: int, open_fds: None, tmp_path: Path
-) -> None:
-    heir = Heir(tmp_path, memory)
-    body = body_of(snapshot_in(memory))
-    os.ftruncate(memory, 4096)
+    body = body_of(changed(snapshot, **LIES[lie]) if LIES[lie] else snapshot)
+    if lie == "a slot of another size":
+        os.ftruncate(memory, 4096)
     assert not heir.take(body)
-    heir.expect_nothing_taken()
-    assert heir.connection.told == [f.Release()]
-
-
-def test_the_worker_of_another_role_is_released(
-    memory: int, open_fds: None, tmp_path: Path
-) -> None:
-    heir = Heir(tmp_path, memory, role=Role(0, 2, (0, 1)))
-    assert not heir.take(body_of(snapshot_in(memory)))
     heir.expect_nothing_taken()
     assert heir.connection.told == [f.Release()]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,8 @@ def at_s(board: NoticeBoard) -> float | None:
 
 def test_the_earliest_end_is_in_force() -> None:
     board = NoticeBoard()
+    board.note(p.NoticeSeen("aws", "AWS recommends", None, None))  # without a time it is news
+    assert board.take_news() == ["aws: AWS recommends; training goes on"]
     assert board.earliest is None
     board.note(seen("slurm", at_s=100.0))
     board.note(seen("aws", at_s=50.0))
@@ -61,17 +64,6 @@ def test_an_end_that_was_taken_back_and_comes_again_is_a_new_one() -> None:
     assert board.earliest is None
     board.note(seen(at_unix_s=1000.0, at_s=130.0))
     assert at_s(board) == 130.0
-
-
-def test_an_end_without_a_time_is_news_and_no_end() -> None:
-    board = NoticeBoard()
-    for _ in range(2):
-        board.note(p.NoticeSeen("aws", "AWS recommends", None, None))
-    assert board.earliest is None
-    assert board.take_news() == ["aws: AWS recommends; training goes on"]
-    board.note(seen("aws"))
-    board.note(p.NoticeSeen("aws", "AWS recommends", None, None))
-    assert board.earliest is None
 
 
 def test_each_change_is_said_once() -> None:
@@ -133,7 +125,7 @@ def needs() -> Needs:
 
 def test_training_goes_on_until_the_last_moment(now: Now, signals: StopNotice) -> None:
     moment = last_moment(now, signals)
-    assert moment.due(needs) is None
+    assert moment.due(lambda: pytest.fail("nobody needs to know")) is None
     moment.board.note(seen(at_s=100.0))
     now.s = 88.9
     assert moment.due(needs) is None
@@ -162,22 +154,6 @@ def test_needs_are_looked_at_again_when_half_of_the_time_is_over(
     assert (looked_s[-1], looked_s[-2]) == (99.0, 98.0)
 
 
-def test_a_notice_that_is_taken_back_in_time_ends_nothing(now: Now, signals: StopNotice) -> None:
-    moment = last_moment(now, signals)
-    moment.board.note(seen(at_s=100.0))
-    now.s = 88.0
-    moment.board.note(p.NoticeGone("slurm"))
-    now.s = 150.0
-    assert moment.due(needs) is None
-
-
-def test_needs_are_worked_out_only_if_there_is_an_end(now: Now, signals: StopNotice) -> None:
-    def unwanted() -> Needs:
-        raise AssertionError("nobody needs to know")
-
-    assert last_moment(now, signals).due(unwanted) is None
-
-
 def test_boundaries_measure_how_far_apart_they_are(now: Now, signals: StopNotice) -> None:
     moment = last_moment(now, signals)
     for now.s in (5.0, 7.0):
@@ -187,14 +163,48 @@ def test_boundaries_measure_how_far_apart_they_are(now: Now, signals: StopNotice
     assert known == Needs(durable_s=5.0 + 4.0 + 1.0 + 2.0, gap_s=6.0)
 
 
-def test_time_to_requeue_is_kept_free(now: Now, signals: StopNotice) -> None:
-    plain = last_moment(now, signals)
-    requeues = LastMoment(signals, config=CFConfig(requeue=True), clock=now)
-    known = [
-        moment.needs(state_bytes=0, started_s=(), upload_s=0.0, cached_s=None).durable_s
-        for moment in (plain, requeues)
-    ]
-    assert known[1] - known[0] == 3.0
+@pytest.mark.parametrize(
+    ("settings", "uploads_last", "upload_s", "more_s"),
+    [
+        ({}, True, 0.0, 0.0),
+        ({"requeue": True}, True, 0.0, 3.0),
+        ({"stop_before_s": 60.0}, True, 0.0, 60.0),
+        ({}, False, 50.0, 0.0),
+    ],
+    ids=["nothing", "requeue", "the script's own end", "an upload that nobody waits for"],
+)
+def test_time_is_kept_free_for_what_comes_after_the_last_checkpoint(
+    settings: dict[str, Any],
+    uploads_last: bool,
+    upload_s: float,
+    more_s: float,
+    now: Now,
+    signals: StopNotice,
+) -> None:
+    config = CFConfig(**settings)
+    moment = LastMoment(signals, config=config, uploads_last=uploads_last, clock=now)
+    known = moment.needs(state_bytes=0, started_s=(), upload_s=upload_s, cached_s=None)
+    assert known.durable_s == 5.0 + 2.0 + more_s
+
+
+@pytest.mark.parametrize(
+    ("number", "known_end_s", "ends_in_s"),
+    [(signal.SIGUSR1, 100.0, 100.0), (signal.SIGTERM, None, None)],
+)
+def test_a_signal_names_the_end_that_is_known(
+    number: signal.Signals,
+    known_end_s: float | None,
+    ends_in_s: float | None,
+    now: Now,
+    signals: StopNotice,
+) -> None:
+    signals._handle(number, None)
+    moment = last_moment(now, signals)
+    if known_end_s is not None:
+        moment.board.note(seen(at_s=known_end_s))
+    stop = moment.due(needs)
+    assert stop is not None
+    assert (stop.source, stop.ends_in_s) == (number.name, ends_in_s)
 
 
 def test_grace_counts_from_the_first_sigterm(signals: StopNotice) -> None:
@@ -212,22 +222,14 @@ def test_grace_counts_from_the_first_sigterm(signals: StopNotice) -> None:
     assert (stop.source, stop.ends_in_s) == ("SIGTERM", 20.0)
 
 
-def test_a_signal_names_the_end_that_is_known(now: Now, signals: StopNotice) -> None:
-    signals._handle(signal.SIGUSR1, None)
-    moment = last_moment(now, signals)
-    moment.board.note(seen(at_s=100.0))
-    stop = moment.due(needs)
-    assert stop is not None
-    assert (stop.source, stop.ends_in_s) == ("SIGUSR1", 100.0)
-
-
 @pytest.mark.parametrize(
-    ("durable_s", "settings", "left_s"),
+    ("durable_s", "settings", "terminated", "left_s"),
     [
-        (10.0, {}, 60.0),
-        (100.0, {}, 100.0),
-        (100.0, {"stop_before_s": 90.0}, 60.0),
-        (10.0, {"stop_grace_s": 90.0}, 90.0),
+        (10.0, {}, False, 60.0),
+        (100.0, {}, False, 100.0),
+        (100.0, {"stop_before_s": 90.0}, False, 60.0),
+        (10.0, {"stop_grace_s": 90.0}, False, 90.0),
+        (10.0, {"stop_grace_s": 20.0}, True, 20.0),
     ],
 )
 def test_a_run_that_stops_waits_for_a_bounded_time(
@@ -235,22 +237,17 @@ def test_a_run_that_stops_waits_for_a_bounded_time(
     signals: StopNotice,
     durable_s: float,
     settings: dict[str, float],
+    terminated: bool,
     left_s: float,
 ) -> None:
+    if terminated:  # then its grace counts, and no other
+        signals._handle(signal.SIGTERM, None)
+        now.s = signals.terminated_s or 0.0
     moment = last_moment(now, signals, **settings)
-    assert moment.left_s() is None
     moment.stopping(Stop("SIGUSR1", "why"), Needs(durable_s, gap_s=1.0))
-    now.s = 5.0
+    now.s += 5.0
     assert moment.left_s() == left_s - 5.0
     assert moment.upload_left_s() == math.inf
-
-
-def test_after_sigterm_its_grace_counts_and_no_other(now: Now, signals: StopNotice) -> None:
-    signals._handle(signal.SIGTERM, None)
-    now.s = signals.terminated_s or 0.0
-    moment = last_moment(now, signals, stop_grace_s=20.0)
-    moment.stopping(Stop("SIGUSR1", "why"), needs())
-    assert moment.left_s() == 20.0
 
 
 def test_closing_has_a_time_of_its_own_once_the_last_checkpoint_is_durable(
@@ -263,15 +260,12 @@ def test_closing_has_a_time_of_its_own_once_the_last_checkpoint_is_durable(
     assert moment.left_s() == 10.0
     moment.closing(has_stopped=True)
     assert moment.left_s() == 60.0
-
-
-def test_sigterm_ends_the_wait_of_a_run_that_is_over_anyway(now: Now, signals: StopNotice) -> None:
-    moment = last_moment(now, signals)
-    moment.closing(has_stopped=False)
-    assert moment.left_s() is None
+    over = last_moment(now, signals)
+    over.closing(has_stopped=False)
+    assert over.left_s() is None
     signals._handle(signal.SIGTERM, None)
     now.s = signals.terminated_s or 0.0
-    assert moment.left_s() == 60.0
+    assert over.left_s() == 60.0
 
 
 def test_an_upload_ends_before_a_known_end_and_what_comes_after_it(
@@ -281,27 +275,3 @@ def test_an_upload_ends_before_a_known_end_and_what_comes_after_it(
     moment.stopping(Stop("slurm", "why", ends_in_s=100.0), needs())
     now.s = 5.0
     assert moment.upload_left_s() == 100.0 - 5.0 - 30.0 - 3.0
-
-
-def test_time_for_what_the_script_does_afterwards_is_kept_free(
-    now: Now, signals: StopNotice
-) -> None:
-    moment = last_moment(now, signals, stop_before_s=60.0)
-    moment.board.note(seen(at_s=100.0))
-    known = moment.needs(state_bytes=0, started_s=(), upload_s=0.0, cached_s=None)
-    assert known.durable_s == 5.0 + 2.0 + 60.0
-
-
-def test_an_end_that_does_not_wait_for_an_upload_is_not_brought_forward_by_it(
-    now: Now, signals: StopNotice
-) -> None:
-    moment = LastMoment(signals, config=CFConfig(), uploads_last=False, clock=now)
-    known = moment.needs(state_bytes=0, started_s=(), upload_s=50.0, cached_s=None)
-    assert known.durable_s == 5.0 + 2.0
-
-
-def test_without_a_known_grace_a_signal_names_no_end(now: Now, signals: StopNotice) -> None:
-    signals._handle(signal.SIGTERM, None)
-    stop = last_moment(now, signals).due(needs)
-    assert stop is not None
-    assert stop.ends_in_s is None

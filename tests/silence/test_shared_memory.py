@@ -59,15 +59,11 @@ def test_another_process_is_named_with_the_parameters(
     assert 'CFCheckpoint(..., settled=("model",))' in text
 
 
-def test_nothing_is_said_of_what_only_others_read(
+def test_nothing_is_said_of_what_only_others_read_or_of_ordinary_memory(
     model: nn.Module, caplog: pytest.LogCaptureFixture
 ) -> None:
     with another(model):
         warn_of_sharers(tracked(model, settled=("model",)))
-    assert not caplog.messages
-
-
-def test_nothing_is_said_of_ordinary_memory(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_sharers(tracked(nn.Linear(3, 1)))
     assert not caplog.messages
 

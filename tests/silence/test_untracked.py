@@ -1,4 +1,4 @@
-"""What steps tracked parameters and is not tracked is warned of; what only looks like it is not."""
+"""What a run needs and does not track is named; what only looks like it is not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,19 @@ from torch.optim.lr_scheduler import LinearLR, LRScheduler, ReduceLROnPlateau, S
 
 from checkfreq import CFCheckpoint, CFManager
 from iterators import CFIterator
-from tests.silence.training import EVERY, data, digest, loss_of, start, tick, tried
+from tests.silence.training import (
+    EVERY,
+    Program,
+    data,
+    digest,
+    killed_and_resumed,
+    loss_of,
+    start,
+    trained,
+    tried,
+)
+
+# ---- what steps tracked parameters and is not tracked is warned of; what only looks like it is not
 
 
 def two_parts() -> nn.Sequential:
@@ -26,24 +38,20 @@ def forgot(directory: str, kill: int) -> str:
     optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
     second = torch.optim.Adam(model[2].parameters(), lr=0.05)
     scaler = torch.amp.GradScaler("cpu", growth_interval=2, init_scale=16.0)
-    with CFManager(directory, CFCheckpoint(model=model, optimizer=optimizer), **EVERY) as manager:
-        batches = CFIterator(loader, cf_manager=manager)
-        manager.restore()
-        for _ in batches.epochs(3):
-            for x, y in batches:
-                tick(manager, manager.global_step + 1 == kill)
-                scaler.scale(loss_of(model, x, y)).backward()
-                scaler.step(optimizer)
-                scaler.step(second)
-                scaler.update()
-                model.zero_grad()
+
+    def update(manager: CFManager, batch: Any) -> None:
+        scaler.scale(loss_of(model, *batch)).backward()
+        scaler.step(optimizer)
+        scaler.step(second)
+        scaler.update()
+        model.zero_grad()
+
+    trained(directory, kill, loader, update, model=model, optimizer=optimizer)
     return digest(model)
 
 
-def test_forgot(tmp_path: Path) -> None:
-    trial = tried(forgot, tmp_path)
-    assert not trial.is_exact
-    for begun in (trial.whole, *trial.killed, trial.resumed):
+def test_what_is_forgotten_is_named_in_each_start_with_what_to_write(tmp_path: Path) -> None:
+    for begun in killed_and_resumed(forgot, tmp_path):
         scaler, optimizer = begun.warnings
         assert "the GradScaler 'scaler' steps an optimizer" in scaler
         assert scaler.endswith("CFCheckpoint(..., scaler=scaler)")
@@ -51,28 +59,24 @@ def test_forgot(tmp_path: Path) -> None:
         assert optimizer.endswith("CFCheckpoint(..., second=second)")
 
 
-def only_a_model(directory: str, kill: int) -> str:
-    """No optimizer is tracked: the one that steps passes boundaries, and is named."""
+def test_an_optimizer_that_alone_updates_the_tracked_model_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No optimizer is tracked: the one that steps passes boundaries."""
     loader, model = data(), two_parts()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-    with CFManager(directory, CFCheckpoint(model=model), **EVERY) as manager:
-        batches = CFIterator(loader, cf_manager=manager)
-        manager.restore()
-        for _ in batches.epochs(1):
-            for x, y in batches:
-                optimizer.zero_grad()
-                loss_of(model, x, y).backward()
-                optimizer.step()
-        assert manager.global_step == 8
-    return digest(model)
-
-
-def test_an_optimizer_that_alone_updates_the_tracked_model_is_named(tmp_path: Path) -> None:
-    (warning,) = start(only_a_model, tmp_path).warnings
+    with CFManager(tmp_path, CFCheckpoint(model=model), **EVERY) as manager:
+        for x, y in CFIterator(loader, cf_manager=manager):
+            optimizer.zero_grad()
+            loss_of(model, x, y).backward()
+            optimizer.step()
+    assert manager.global_step == 8
+    (warning,) = warnings(caplog)
     assert "CFCheckpoint(..., optimizer=optimizer)" in warning
 
 
-# ---- in one process
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno > 20]
 
 
 class Run:
@@ -116,7 +120,7 @@ def test_a_schedule_of_a_tracked_optimizer_is_named_once_when_it_goes_on(
         advance(cosine)
 
     run.iterate(update, num=4)
-    (text,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    (text,) = warnings(caplog)
     assert "'cosine' schedules a tracked optimizer" in text
     assert text.endswith("CFCheckpoint(..., cosine=cosine)")
 
@@ -230,7 +234,7 @@ def test_what_loses_nothing_is_not_named(
 ) -> None:
     run = Run(tmp_path)
     run.iterate(script(run))
-    assert [record.getMessage() for record in caplog.records if record.levelno > 20] == []
+    assert warnings(caplog) == []
 
 
 def test_an_optimizer_without_a_state_is_named_once_its_learning_rate_changes(
@@ -245,5 +249,113 @@ def test_an_optimizer_without_a_state_is_named_once_its_learning_rate_changes(
         other.param_groups[0]["lr"] *= 0.9
 
     run.iterate(update)
-    (text,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    (text,) = warnings(caplog)
     assert text.endswith("CFCheckpoint(..., other=other)")
+
+
+# ---- what a tracked optimizer steps and no tracked object holds is saved with it, and named once
+
+
+def log_alpha(directory: str, kill: int) -> str:
+    model, log_alpha = nn.Linear(8, 3), torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.AdamW([*model.parameters(), log_alpha], lr=0.05)
+
+    def update(manager: CFManager, batch: Any) -> None:
+        x, y = batch
+        nn.functional.cross_entropy(model(x) * log_alpha.exp(), y).backward()
+        manager.weight_update()
+        optimizer.zero_grad()
+
+    trained(directory, kill, data(), update, epochs=2, opt=optimizer, model=model)
+    return digest(model, log_alpha)
+
+
+def masters_in_fp32(directory: str, kill: int) -> str:
+    model = nn.Linear(8, 3).bfloat16()
+    masters = [nn.Parameter(p.detach().float()) for p in model.parameters()]
+    optimizer = torch.optim.AdamW(masters, lr=0.05)
+
+    def update(manager: CFManager, batch: Any) -> None:
+        x, y = batch
+        nn.functional.cross_entropy(model(x.bfloat16()).float(), y).backward()
+        for one, master in zip(model.parameters(), masters, strict=True):
+            assert one.grad is not None
+            master.grad = one.grad.float()
+        manager.weight_update()
+        model.zero_grad()
+        with torch.no_grad():
+            for one, master in zip(model.parameters(), masters, strict=True):
+                one.copy_(master)
+
+    trained(directory, kill, data(), update, epochs=2, opt=optimizer, model=model)
+    return digest(model, masters)
+
+
+def forgotten_module(directory: str, kill: int) -> str:
+    model, head = nn.Linear(8, 5), nn.Linear(5, 3)
+    optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=0.05)
+
+    def update(manager: CFManager, batch: Any) -> None:
+        x, y = batch
+        loss_of(head, model(x), y).backward()
+        manager.weight_update()
+        optimizer.zero_grad()
+
+    trained(directory, kill, data(), update, epochs=2, opt=optimizer, model=model)
+    return digest(model, head)
+
+
+def all_tracked(directory: str, kill: int) -> str:
+    model, alphas = nn.Linear(8, 3), [torch.zeros(1, requires_grad=True)]
+    optimizer = torch.optim.AdamW([*model.parameters(), *alphas], lr=0.05)
+
+    def update(manager: CFManager, batch: Any) -> None:
+        x, y = batch
+        nn.functional.cross_entropy(model(x) * alphas[0].exp(), y).backward()
+        manager.weight_update()
+        optimizer.zero_grad()
+
+    trained(directory, kill, data(), update, epochs=2, opt=optimizer, model=model, alphas=alphas)
+    return digest(model, alphas)
+
+
+@pytest.mark.parametrize(
+    ("program", "names"),
+    [
+        (
+            log_alpha,
+            (
+                "opt steps parameters that no tracked object holds: log_alpha (parameter 2, ",
+                "float32[1])",
+                'CFCheckpoint(..., log_alpha={"log_alpha": log_alpha})',
+            ),
+        ),
+        (
+            masters_in_fp32,
+            (
+                "masters[0] (parameter 0, float32[3, 8]); masters[1] (parameter 1, ",
+                "CFCheckpoint(..., masters=masters)",
+            ),
+        ),
+    ],
+)
+def test_what_the_optimizer_steps_is_exact_and_named_once_in_each_start(
+    program: Program, names: tuple[str, ...], tmp_path: Path
+) -> None:
+    trial = tried(program, tmp_path)
+    assert trial.is_exact
+    for begun in (trial.whole, *trial.killed, trial.resumed):
+        (text,) = begun.warnings
+        assert all(name in text for name in names)
+
+
+def test_a_forgotten_module_is_named(tmp_path: Path) -> None:
+    (text,) = start(forgotten_module, tmp_path).warnings
+    assert "head.weight (parameter 2" in text
+    assert "CFCheckpoint(..., head=head)" in text
+
+
+def test_parameters_in_a_tracked_list_are_not_named(tmp_path: Path) -> None:
+    begun = start(all_tracked, tmp_path)
+    assert begun.exit_code == 0, begun.error
+    assert not begun.warnings

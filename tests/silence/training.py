@@ -7,23 +7,23 @@ has imported torch, so it costs its own time only.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import signal
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from checkfreq import CFManager, CFMode
+from checkfreq import CFCheckpoint, CFManager, CFMode
+from iterators import CFIterator
+from iterators.testing import digest as bits_of
 from tests.acceptance.processes import wait_unlocked
 from tests.fork_server import FORK_SERVER
 
@@ -114,14 +114,22 @@ def tried(
     """
     whole = start(program, folder / "whole", context=context)
     assert whole.exit_code == 0, whole.error
-    killed = []
-    for kill in kills:
-        killed.append(start(program, folder / "killed", kill=kill, context=context))
-        assert killed[-1].exit_code == -signal.SIGKILL, killed[-1].error or "it was not killed"
-        wait_unlocked(folder / "killed")
-    resumed = start(program, folder / "killed", context=context)
-    assert resumed.exit_code == 0, resumed.error
+    *killed, resumed = killed_and_resumed(program, folder / "killed", kills=kills, context=context)
     return Trial(whole, killed, resumed)
+
+
+def killed_and_resumed(
+    program: Program, chk_dir: Path, *, kills: Sequence[int] = (11,), context: Any = FORK_SERVER
+) -> list[Start]:
+    """Run ``program`` with a SIGKILL at each update of ``kills``, and then to its end."""
+    starts = []
+    for kill in kills:
+        starts.append(start(program, chk_dir, kill=kill, context=context))
+        assert starts[-1].exit_code == -signal.SIGKILL, starts[-1].error or "it was not killed"
+        wait_unlocked(chk_dir)
+    starts.append(start(program, chk_dir, context=context))
+    assert starts[-1].exit_code == 0, starts[-1].error
+    return starts
 
 
 def tick(manager: CFManager, kill: bool) -> None:
@@ -139,6 +147,39 @@ def data(n: int = 64, batch: int = 8, **options: Any) -> DataLoader[Any]:
     return DataLoader(dataset, batch_size=batch, shuffle=True, **options)
 
 
+def trained(
+    directory: str | Path,
+    kill: int,
+    loader: Any,
+    update: Callable[[CFManager, Any], object],
+    *,
+    epochs: int = 3,
+    **tracked: Any,
+) -> CFManager:
+    """The loop that users write, up to the end or to the update to be killed at."""
+    with CFManager(directory, CFCheckpoint(**tracked), **EVERY) as manager:
+        batches = CFIterator(loader, cf_manager=manager)
+        manager.restore()
+        for _ in batches.epochs(epochs):
+            for batch in batches:
+                tick(manager, manager.global_step + 1 == kill)
+                update(manager, batch)
+    return manager
+
+
+def learning(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Callable[[CFManager, Any], object]:
+    """An update with one batch of ``data``."""
+
+    def update(manager: CFManager, batch: Any) -> None:
+        loss_of(model, *batch).backward()
+        manager.weight_update()
+        optimizer.zero_grad()
+
+    return update
+
+
 def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Cross entropy of ``model`` on one batch."""
     return nn.functional.cross_entropy(model(x), y)
@@ -146,29 +187,7 @@ def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def digest(*states: Any) -> str:
     """A digest of every bit of modules, tensors, arrays and plain containers of them."""
-    hashed = hashlib.sha256()
-    _add(hashed, states)
-    return hashed.hexdigest()[:16]
-
-
-def _add(hashed: hashlib._Hash, value: Any) -> None:
-    if isinstance(value, torch.Tensor):
-        hashed.update(repr((value.dtype, tuple(value.shape))).encode())
-        flat = value.detach().contiguous().reshape(-1)
-        hashed.update(flat.view(torch.uint8).numpy().tobytes())
-    elif isinstance(value, Mapping):
-        for key, one in value.items():
-            hashed.update(repr(key).encode())
-            _add(hashed, one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            _add(hashed, one)
-    elif isinstance(value, np.ndarray):
-        hashed.update(value.tobytes())
-    elif hasattr(value, "state_dict"):
-        _add(hashed, value.state_dict())
-    else:
-        hashed.update(repr(value).encode())
+    return bits_of([one.state_dict() if hasattr(one, "state_dict") else one for one in states])
 
 
 class _Sending(logging.Handler):

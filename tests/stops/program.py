@@ -266,11 +266,7 @@ def _prepare(life: Life) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(f"{life.folder}/store-{life.number}", life.world)
     dist.init_process_group(
-        "gloo",
-        store=store,
-        rank=life.rank,
-        world_size=life.world,
-        timeout=timedelta(seconds=60),
+        "gloo", store=store, rank=life.rank, world_size=life.world, timeout=timedelta(seconds=60)
     )
 
 

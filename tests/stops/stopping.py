@@ -125,11 +125,7 @@ class Run:
         return self.folder / f"gate-{self.num_lives}{which}"
 
     def _signal(
-        self,
-        instant: Instant,
-        lives: list[Life],
-        pids: list[int],
-        meanwhile: Callable[[], object],
+        self, instant: Instant, lives: list[Life], pids: list[int], meanwhile: Callable[[], object]
     ) -> int | None:
         """Send the signal; returns how many batches each rank had begun, None if it is over."""
         gate = self._gate()

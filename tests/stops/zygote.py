@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,10 @@ ROOT = Path(__file__).resolve().parents[2]
 class Zygote:
     """Starts trainers and knows how they ended."""
 
-    def __init__(self, command: Sequence[str] = (sys.executable, "-m", __name__)) -> None:
+    def __init__(self) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         self._process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
