@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.profile import Profile
 from checkfreq.simulation.deciders import FixedInterval
 from checkfreq.simulation.retrace import (
@@ -20,7 +18,6 @@ from checkfreq.simulation.retrace import (
     retrace,
 )
 from checkfreq.simulation.series import Series, take_apart
-from checkfreq.types import Objective
 from tests.simulation.made import recorded
 
 T = 0.02
@@ -74,16 +71,6 @@ def test_the_ideal_keeps_the_bound_and_one_less_does_not(steady: Series) -> None
     assert ideal_interval(steady, max_overhead=0.0175) == pytest.approx(2 * ideal, abs=2)
 
 
-def test_the_ideal_is_no_shorter_than_storage_can_keep_up_with(tmp_path: Path) -> None:
-    options = {"held_s": 1e-5, "slowed_s": (1e-5,), "durable_s": 0.5}
-    series = take_apart(recorded(tmp_path, [T] * 2000, at=range(40, 2000, 40), **options))
-    assert ideal_interval(series, max_overhead=0.035) == pytest.approx(0.5 / T, abs=2)
-
-
-def test_a_trace_too_short_for_the_bound_has_no_ideal(steady: Series) -> None:
-    assert ideal_interval(steady, max_overhead=1e-5) is None
-
-
 def test_auto_comes_to_the_ideal_interval(steady: Series) -> None:
     done = auto(steady, policy_of(steady))
     assert done.interval_steps == pytest.approx(IDEAL, abs=2)
@@ -98,37 +85,6 @@ def test_auto_keeps_the_bound_in_noise(tmp_path: Path, sigma: float) -> None:
     done = auto(series, policy_of(series))
     assert done.overhead < 1.1 * 0.035
     assert done.interval_steps < 2.5 * IDEAL
-
-
-def test_a_replay_is_the_same_each_time(tmp_path: Path) -> None:
-    series = noisy(tmp_path, 0.15)
-    assert auto(series, policy_of(series)) == auto(series, policy_of(series))
-
-
-def test_the_settings_of_the_run_are_those_of_its_policy(tmp_path: Path) -> None:
-    run = recorded(
-        tmp_path,
-        [T] * 200,
-        at=(50,),
-        max_overhead=0.1,
-        mtbf_s=500.0,
-        objective="goodput",
-        num_slots=3,
-    )
-    policy = policy_of(take_apart(run))
-    assert policy == FrequencyPolicy(
-        max_overhead=0.1, mtbf_s=500.0, objective=Objective.GOODPUT, num_slots=3
-    )
-
-
-def test_a_larger_bound_and_goodput_shorten_the_interval(steady: Series) -> None:
-    policy = policy_of(steady)
-    loose = auto(steady, replace(policy, max_overhead=0.1))
-    assert loose.interval_steps == 7  # storage takes 0.14 s, 7 iterations; the bound allows 5
-    often = auto(steady, replace(policy, mtbf_s=2.0, objective=Objective.GOODPUT))
-    assert often.interval_steps < IDEAL
-    seldom = auto(steady, replace(policy, mtbf_s=60.0))
-    assert seldom.interval_steps > IDEAL
 
 
 def test_a_cached_profile_plans_from_the_beginning(tmp_path: Path) -> None:
@@ -156,8 +112,3 @@ def test_meetings_count_as_overhead_and_are_told(tmp_path: Path) -> None:
     done = auto(series, policy_of(series))
     assert done.overhead == pytest.approx(0.035, abs=0.004)
     assert done.interval_steps > 1.2 * IDEAL
-
-
-def test_uploads_are_told_to_the_policy(steady: Series) -> None:
-    steady.recording.uploads += [(10.0, 12.0), (12.0, 12.0), (-1.0, 1e9)]
-    assert auto(steady, policy_of(steady)).interval_steps == pytest.approx(IDEAL, abs=3)
