@@ -43,19 +43,6 @@ def test_it_tells_of_the_trace_and_of_each_policy_beside_the_ideal(
     assert fifty["expected_loss_s"] > ten["expected_loss_s"]
 
 
-def test_the_directory_of_a_run_will_do(trace: Path, capsys: Capture) -> None:
-    assert rows(["--trace", str(trace.parent)], capsys) == rows(["--trace", str(trace)], capsys)
-
-
-def test_a_bound_and_a_failure_rate_replace_those_of_the_run(trace: Path, capsys: Capture) -> None:
-    given = ["--trace", str(trace), "--max-overhead", "0.01", "--mtbf-s", "100"]
-    head, *arms = rows(given, capsys)
-    assert (head["max_overhead"], head["ideal_steps"]) == (0.01, pytest.approx(47, abs=2))
-    names = [arm["arm"] for arm in arms]
-    assert names == ["recorded", "auto", "auto mtbf_s", "auto goodput", "ideal"]
-    assert arms[3]["interval_steps"] > arms[1]["interval_steps"]
-
-
 def test_it_prints_tables_for_people(trace: Path, capsys: Capture) -> None:
     with trace.open("a") as file:
         file.write('{"took": [1')
@@ -73,22 +60,12 @@ def test_it_prints_tables_for_people(trace: Path, capsys: Capture) -> None:
     assert "auto: interval" in over_time
 
 
-def test_a_trace_too_short_for_its_bound_says_so(trace: Path, capsys: Capture) -> None:
-    assert main(["simulate", "--trace", str(trace), "--max-overhead", "0.0004"]) == 0
-    assert "No fixed interval keeps it in this trace: record a longer run." in (
-        capsys.readouterr().out
-    )
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         (["--cost-s", "1"], "expected no --cost-s beside it (only --every, --interval-s, --max-"),
         (["--gpus", "8", "--days", "1"], "expected no --days, --gpus beside it"),
-        (["--every", "0"], "expected at least 1 step, got 0"),
-        (["--interval-s", "nan"], "--interval-s: expected finite seconds > 0, got nan"),
         (["--max-overhead", "2"], "max_overhead: expected a fraction between 0 and 1, got 2.0"),
-        (["--mtbf-s", "-1"], "mtbf_s: expected None or finite seconds > 0, got -1"),
     ],
 )
 def test_what_does_not_go_with_a_trace_is_refused(
@@ -96,18 +73,3 @@ def test_what_does_not_go_with_a_trace_is_refused(
 ) -> None:
     assert main(["simulate", "--trace", str(trace), *given]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_directory_without_a_trace_says_how_to_record_one(
-    tmp_path: Path, capsys: Capture
-) -> None:
-    assert main(["simulate", "--trace", str(tmp_path)]) == 1
-    assert "train with CFConfig(record_trace=True)" in capsys.readouterr().err
-
-
-def test_without_a_trace_the_costs_are_required_and_every_has_no_meaning(capsys: Capture) -> None:
-    with pytest.raises(SystemExit):
-        main(["simulate", "--cost-s", "1"])
-    assert "Missing option '--iteration-s'. Or --trace." in capsys.readouterr().err
-    assert main(["simulate", "--every", "3"]) == 2
-    assert "--every is for a recorded run: give --trace too" in capsys.readouterr().err

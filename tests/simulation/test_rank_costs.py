@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 from benchmarks.ranks.points import POINTS, points, text
 from checkfreq.ranks.tree import FAN_IN as FAN_IN_OF_THE_TREE
 from checkfreq.simulation.fitting import FAN_IN
-from checkfreq.simulation.rank_costs import (
-    RankCosts,
-    rank_costs,
-)
 
 BOUND = 0.035
 
 
 def lines(*found: dict[str, object]) -> str:
     return "".join(f"{json.dumps(line)}\n" for line in found)
-
-
-def meetings_of(seconds: float) -> RankCosts:
-    return rank_costs(lines({"what": "meeting", "ranks": 2, "seconds": seconds}), name="made")
 
 
 def test_the_points_of_the_package_are_those_of_the_result_lines() -> None:
@@ -45,24 +35,3 @@ def test_a_result_line_with_seconds_is_a_point_and_the_newest_of_a_size_counts()
     ]
     found = [(each["what"], each["ranks"], each["seconds"]) for each in points(measured)]
     assert found == [("commit", 16, 1.5), ("commit", 256, 2.0), ("restore", 16, 3.0)]
-
-
-@pytest.mark.parametrize(
-    ("meeting_s", "iteration_s", "interval_steps", "apart_steps"),
-    [
-        (1e-6, 1.0, 10, 1),  # every second, whatever they cost
-        (1e-6, 0.1, 100, 10),
-        (1e-6, 0.1, 4, 4),  # and where a checkpoint may be due
-        (0.035, 1.0, 1, 4),  # 35 ms are a quarter of the bound of 4 s
-        (0.16, 1.0, 1, 10),  # but within 10 s
-        (0.7, 1.0, 1, 40),  # unless half of the bound would be less than they cost then
-        (5.0, 1.0, 1, 60),  # and within a minute, whatever they cost
-    ],
-)
-def test_meetings_are_as_far_apart_as_in_a_run(
-    meeting_s: float, iteration_s: float, interval_steps: int, apart_steps: int
-) -> None:
-    found_s = meetings_of(meeting_s).boundary_s(
-        2, iteration_s=iteration_s, interval_steps=interval_steps, max_overhead=BOUND
-    )
-    assert found_s == pytest.approx(meeting_s / apart_steps)

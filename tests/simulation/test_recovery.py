@@ -9,12 +9,12 @@ import pytest
 from checkfreq.policy.waste import goodput
 from checkfreq.simulation import Cluster, Costs, FixedInterval, Outcome, Rate
 from checkfreq.simulation.comparison import choices
-from checkfreq.simulation.domains import PUBLISHED, Domain, Hierarchy, shares_of
+from checkfreq.simulation.domains import Domain, Hierarchy, shares_of
 from checkfreq.simulation.fitting import Fit, Point
 from checkfreq.simulation.meeting import meeting, with_meetings, without_meetings
 from checkfreq.simulation.rank_costs import RankCosts
 from checkfreq.simulation.recovery import Recovered, recover
-from checkfreq.simulation.restarts import Kept, Restarts, Source, Storage, Way
+from checkfreq.simulation.restarts import Restarts, Source, Storage
 from checkfreq.simulation.sizes import AtSize, at_size, compare_recoveries, mtbf_of
 
 DAY_S = 86_400.0
@@ -67,37 +67,7 @@ def test_all_domains_together_fail_as_often_as_published(rate: Rate) -> None:
     assert mtbf_of(hierarchy.at(num_gpus)) == pytest.approx(Cluster(num_gpus, rate).mtbf_s)
 
 
-def test_a_given_rate_takes_the_place_of_the_published_one() -> None:
-    hierarchy = Hierarchy.published(1e-3).with_rates({Domain.RACK: 0.0, Domain.NODE: 0.25})
-    per_day = hierarchy.at(8)
-    assert Domain.RACK not in per_day
-    assert per_day[Domain.NODE] == 0.25
-    assert per_day[Domain.PROCESS] == pytest.approx(8e-3 * PUBLISHED[Domain.PROCESS])
-
-
 # Where a restart reads, and how long it takes
-
-
-@pytest.mark.parametrize(
-    ("storage", "fixed_s", "domain", "kept", "source"),
-    [
-        (Storage.SHARED, 60.0, Domain.PROCESS, Kept.COPIED, Source.MEMORY),
-        (Storage.SHARED, 60.0, Domain.REBOOT, Kept.DURABLE, Source.SHARED),
-        (Storage.SHARED, 60.0, Domain.NODE, Kept.DURABLE, Source.SHARED),
-        (Storage.SHARED, 60.0, Domain.RACK, Kept.DURABLE, Source.SHARED),
-        (Storage.OWN, 60.0, Domain.PROCESS, Kept.COPIED, Source.MEMORY),
-        (Storage.OWN, 60.0, Domain.REBOOT, Kept.DURABLE, Source.LOCAL),
-        (Storage.OWN, 60.0, Domain.NODE, Kept.MIRRORED, Source.SHARED),
-        (Storage.OWN, 60.0, Domain.RACK, Kept.MIRRORED, Source.SHARED),
-        # The memory has been given back, but its worker has written what it held.
-        (Storage.SHARED, 301.0, Domain.PROCESS, Kept.COPIED, Source.SHARED),
-        (Storage.OWN, 301.0, Domain.PROCESS, Kept.COPIED, Source.LOCAL),
-    ],
-)
-def test_what_a_failure_leaves_and_where_it_is_read(
-    storage: Storage, fixed_s: float, domain: Domain, kept: Kept, source: Source
-) -> None:
-    assert restarts(storage, fixed_s=fixed_s).way(domain) == Way(kept, source)
 
 
 # What is lost
@@ -192,17 +162,3 @@ def ran(name: str, size: AtSize, *, days: float) -> Outcome:
         wall_s=days * DAY_S,
     ).outcome
     return without_meetings(outcome, size.costs, size.boundary_s)
-
-
-def test_commits_and_restores_grow_with_the_ranks() -> None:
-    costs = RankCosts(
-        {
-            "commit": Fit(0.0, 0.0, 1e-3, (Point(2, 2e-3),)),
-            "restore": Fit(0.0, 0.0, 2e-3, (Point(2, 4e-3),)),
-        }
-    )
-    size = at_size(COSTS, 10_000, rank_costs=costs)
-    assert size.costs.persist_s == COSTS.persist_s + 10
-    assert (size.commit_s, size.planning_s, size.boundary_s) == (10, 20, 0)
-    alone = at_size(COSTS, 1, rank_costs=costs)
-    assert (alone.costs, alone.planning_s) == (COSTS, 0)

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from checkfreq.policy.profile import Profile
 from checkfreq.simulation.deciders import FixedInterval
 from checkfreq.simulation.retrace import (
-    Placed,
     as_recorded,
     auto,
     ideal_interval,
@@ -29,12 +26,6 @@ IDEAL = 13
 @pytest.fixture
 def steady(tmp_path: Path) -> Series:
     return take_apart(recorded(tmp_path, [T] * 2000, at=range(30, 2000, 30)))
-
-
-def noisy(folder: Path, sigma: float) -> Series:
-    random = Random(2)
-    work = [T * random.lognormvariate(0, sigma) for _ in range(4000)]
-    return take_apart(recorded(folder, work, at=range(30, 4000, 30)))
 
 
 def test_a_fixed_interval_costs_what_its_checkpoints_cost(steady: Series) -> None:
@@ -57,12 +48,6 @@ def test_the_recorded_run_comes_out_as_it_was(steady: Series) -> None:
     assert whole_s == pytest.approx(sum(steady.recording.took_s), rel=1e-4)
 
 
-def test_the_work_at_risk_is_half_an_interval_and_the_time_until_durable(steady: Series) -> None:
-    done = retrace(steady, FixedInterval(100))
-    assert done.expected_loss_s == pytest.approx(50 * T + 0.15, rel=0.05)
-    assert done.longest_loss_s == pytest.approx(100 * T + 0.15, rel=0.05)
-
-
 def test_the_ideal_keeps_the_bound_and_one_less_does_not(steady: Series) -> None:
     ideal = ideal_interval(steady, max_overhead=0.035)
     assert ideal == pytest.approx(IDEAL, abs=1)
@@ -77,38 +62,3 @@ def test_auto_comes_to_the_ideal_interval(steady: Series) -> None:
     assert done.overhead < 0.037
     assert done.planned_at(2000) == done.planned_steps
     assert done.planned_at(3) is None
-
-
-@pytest.mark.parametrize("sigma", [0.02, 0.15])
-def test_auto_keeps_the_bound_in_noise(tmp_path: Path, sigma: float) -> None:
-    series = noisy(tmp_path, sigma)
-    done = auto(series, policy_of(series))
-    assert done.overhead < 1.1 * 0.035
-    assert done.interval_steps < 2.5 * IDEAL
-
-
-def test_a_cached_profile_plans_from_the_beginning(tmp_path: Path) -> None:
-    cached = Profile(
-        iteration_s=T,
-        overlap_s=0.0,
-        host_copy_s=0.01,
-        persist_s=0.14,
-        durable_s=0.15,
-        cost_s=COST,
-        cost_upper_s=COST,
-        state_bytes=4096,
-    )
-    options = {"cached": cached.to_dict(), "from_step": 100}
-    series = take_apart(recorded(tmp_path, [T] * 400, at=range(30, 400, 30), **options))
-    done = auto(series, policy_of(series))
-    assert done.placed[0] == Placed(IDEAL - 1, IDEAL)  # counted from 0
-
-
-def test_meetings_count_as_overhead_and_are_told(tmp_path: Path) -> None:
-    series = take_apart(recorded(tmp_path, [T] * 2000, at=range(30, 2000, 30)))
-    run = series.recording
-    for at in range(0, 2000, 10):  # 1 % of the time, as the second of two ranks would cause
-        run.met_s[at] = run.paid_s[at] = 0.002
-    done = auto(series, policy_of(series))
-    assert done.overhead == pytest.approx(0.035, abs=0.004)
-    assert done.interval_steps > 1.2 * IDEAL
