@@ -94,10 +94,12 @@ def test_a_folder_that_cannot_be_written_is_a_problem() -> None:
 
 
 def test_memory_is_no_place_for_checkpoints_and_its_syncs_are_not_called_good() -> None:
-    found = by_name(Storage(Path("/dev/shm"), num_bytes=MIB).all())
-    assert (found["file_system"].status, found["file_system"].found) == (Status.WARNING, "tmpfs")
-    assert found["sync_time"].status is Status.NOTE
-    assert "syncs reach no disk" in found["sync_time"].means
+    memory = Storage(Path("/dev/shm"), num_bytes=MIB)
+    kind = by_name(memory.kind())["file_system"]
+    assert (kind.status, kind.found) == (Status.WARNING, "tmpfs")
+    synced = by_name(memory.all())["sync_time"]
+    assert synced.status is Status.NOTE
+    assert "syncs reach no disk" in synced.means
 
 
 def test_a_directory_that_all_may_write_to_is_a_warning(tmp_path: Path) -> None:
