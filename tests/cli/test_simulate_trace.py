@@ -58,18 +58,3 @@ def test_it_prints_tables_for_people(trace: Path, capsys: Capture) -> None:
     assert heads == ["POLICY", "recorded", "auto", "every", "ideal"]
     assert over_time.splitlines()[0].split()[2:] == [str(100 * part) for part in range(1, 11)]
     assert "auto: interval" in over_time
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (["--cost-s", "1"], "expected no --cost-s beside it (only --every, --interval-s, --max-"),
-        (["--gpus", "8", "--days", "1"], "expected no --days, --gpus beside it"),
-        (["--max-overhead", "2"], "max_overhead: expected a fraction between 0 and 1, got 2.0"),
-    ],
-)
-def test_what_does_not_go_with_a_trace_is_refused(
-    trace: Path, given: list[str], said: str, capsys: Capture
-) -> None:
-    assert main(["simulate", "--trace", str(trace), *given]) == 2
-    assert said in capsys.readouterr().err
