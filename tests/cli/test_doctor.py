@@ -294,16 +294,11 @@ def test_a_page_names_no_bucket_that_an_error_of_the_store_names(
     assert "/BUCKET?list-type=2&prefix=PREFIX%2Fdoctor-" in written
     assert "company-bucket" not in written
     assert "secret-run" not in written
+    assert str(tmp_path) not in written
+    assert written.startswith("# checkfreq doctor\n")
+    assert "| ok | versions | checkfreq " in written
 
 
-def test_the_page_is_written_and_a_place_that_cannot_be_is_said(
-    tmp_path: Path, capsys: Capture
-) -> None:
-    file = tmp_path / "doctor.md"
-    assert main(["doctor", "--page", str(file)]) == 0
-    text = file.read_text()
-    assert text.startswith("# checkfreq doctor\n")
-    assert "| ok | versions | checkfreq " in text
-    assert str(tmp_path) not in text
+def test_a_page_that_cannot_be_written_is_said(tmp_path: Path, capsys: Capture) -> None:
     assert main(["doctor", "--page", str(tmp_path / "no" / "x.md")]) == 2
     assert "cannot be written" in capsys.readouterr().err
