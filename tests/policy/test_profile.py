@@ -85,6 +85,15 @@ def test_costs_that_are_higher_on_another_rank_count() -> None:
     assert PROFILE.at_least({}) is PROFILE
 
 
+def test_costs_are_scaled_together_and_the_iteration_stays() -> None:
+    scaled = PROFILE.with_costs_scaled(1.5)
+    names = ("host_copy_s", "persist_s", "cost_s", "cost_upper_s")
+    assert [getattr(scaled, name) / getattr(PROFILE, name) for name in names] == pytest.approx(
+        [1.5] * len(names)
+    )
+    assert scaled.iteration_s == PROFILE.iteration_s
+
+
 def test_a_profile_lists_its_shared_costs() -> None:
     assert PROFILE.shared_costs() == {
         "host_copy_s": 0.05,
