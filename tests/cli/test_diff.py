@@ -208,6 +208,14 @@ def test_tensors_that_are_missing_or_of_another_kind_are_named(
     assert "model.c: only in A\n" in said
 
 
+def test_shards_are_put_together_whatever_their_number(capsys: Capture) -> None:
+    of_one, of_two = FIXTURES / "format-3", FIXTURES / "format-2"
+    status, found = differences(of_two, of_two, 2, capsys=capsys)
+    assert (status, found["equal"]) == (0, True)
+    status, found = differences(of_one, of_two, capsys=capsys)
+    assert found["num_tensors"] > 30
+
+
 def test_damage_is_trouble_and_not_a_difference(chk: Path, capsys: Capture) -> None:
     path = chk / "step-00000001" / "model.safetensors"
     data = bytearray(path.read_bytes())

@@ -31,6 +31,7 @@ def test_the_page_is_one_file_that_needs_no_other(tmp_path: Path, capsys: Captur
     assert "http" not in re.sub(r'http-equiv|xmlns[:a-z]*="[^"]*"', "", page)
     assert "<script" not in page
     assert "1 restart: about 61 iterations (41 to 81) done again." in page
+    assert "Runs have failed" not in page  # the one that was killed lasted less than a minute
     assert "<b>about 15.7 s</b><span>work done again</span>" in page
     assert "<b>\u26a0 1</b><span>failed checkpoints</span>" in page
     for title in ("How far training is", "Overhead", "Runs", "What went wrong"):
