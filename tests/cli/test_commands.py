@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from checkfreq.store.joint import JointStore
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes
-from tests.fixtures import make_format_2, make_format_3
+from tests.fixtures import make_format_2
 from tests.hostile import grammar
 from tests.store.ranks import commit_jointly
 
@@ -45,22 +44,9 @@ def test_ls_lists_checkpoints_oldest_first(
     assert head.split() == ["STEP", "CREATED", "BYTES", "WORLD", "STATE", "MARKS"]
     assert [line.split()[0] for line in lines] == ["5", "20"]
     assert lines[0].split()[-4:] == ["40", "B", "1", "ok"]
-
-
-def test_ls_shows_pins_and_metrics(write: Write, store: CheckpointStore, capsys: Capture) -> None:
-    write(5)
     store.add_mark(5, keep=True, metrics={"accuracy": 0.5})
     assert main(["ls", str(store.root)]) == 0
     assert capsys.readouterr().out.splitlines()[1].endswith("ok     keep accuracy=0.5")
-
-
-def test_ls_says_what_is_wrong_with_a_truncated_checkpoint(
-    write: Write, store: CheckpointStore, capsys: Capture
-) -> None:
-    payload = write(5) / "model.safetensors"
-    payload.write_bytes(payload.read_bytes()[:-1])
-    assert main(["ls", str(store.root)]) == 0
-    assert "unreadable" in capsys.readouterr().out
 
 
 def test_ls_counts_directories_that_are_not_checkpoints(
@@ -124,27 +110,6 @@ def test_show_lists_tensors_and_objects_when_asked(
     assert '"last_epoch": 5' in out
 
 
-def test_of_the_digests_of_pieces_show_prints_the_first(capsys: Capture) -> None:
-    assert main(["show", str(make_format_3.FOLDER), "--tensors"]) == 0
-    assert ", first of 3\n" in capsys.readouterr().out
-
-
-def test_show_json_is_the_manifest(write: Write, store: CheckpointStore, capsys: Capture) -> None:
-    path = write(5)
-    assert main(["show", "--json", str(store.root)]) == 0
-    assert capsys.readouterr().out == (path / "manifest.json").read_text()
-
-
-def test_verify_reads_every_checkpoint(
-    write: Write, store: CheckpointStore, capsys: Capture
-) -> None:
-    for step in (5, 6):
-        write(step)
-    assert main(["verify", str(store.root)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(",")[0] for line in lines] == ["step 5: ok", "step 6: ok"]
-
-
 def test_verify_names_the_damaged_tensor_and_continues(
     write: Write, store: CheckpointStore, capsys: Capture
 ) -> None:
@@ -192,6 +157,8 @@ def test_what_cannot_be_read_is_not_damage(
     assert second.startswith("step 6: ok")
     assert main(["verify", str(store.root), "5"]) == 2
     assert "newer checkfreq" in capsys.readouterr().err
+    assert main(["show", str(store.root), "5"]) == 2
+    assert "newer checkfreq" in capsys.readouterr().err
 
 
 def test_verify_checks_a_file_without_tensors_and_a_header_too(
@@ -207,48 +174,20 @@ def test_verify_checks_a_file_without_tensors_and_a_header_too(
     assert "header" in capsys.readouterr().out
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="being another user needs root")
-@pytest.mark.parametrize("verb", ["ls", "show", "verify", "diff", "pin", "prune"])
-def test_without_permission_it_is_said_in_a_line(verb: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are closed to others
-        os.chmod(folder, 0o755)
-        store = CheckpointStore(Path(folder) / "chk")
-        store.open()
-        for step in (1, 2):
-            commit_bytes(store, step, {"m": b"abc"})
-        store.root.chmod(0o700)
-        program = (
-            f"import os, sys; from checkfreq.cli import group; import checkfreq.cli.{verb}\n"
-            "from checkfreq.cli import main; os.setuid(65534); sys.exit(main(sys.argv[1:]))"
-        )
-        words = [verb, str(store.root), *(["1"] if verb == "pin" else [])]
-        done = subprocess.run(
-            [sys.executable, "-c", program, *words],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            cwd=ROOT,
-        )
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("checkfreq: ")
-    assert "Permission denied" in line
-
-
 @pytest.mark.parametrize("verb", ["ls", "show", "verify", "diff"])
 def test_a_fifo_in_place_of_a_record_blocks_nobody(
-    verb: str, write: Write, store: CheckpointStore
+    verb: str, write: Write, store: CheckpointStore, capsys: Capture
 ) -> None:
     write(5)
     manifest = write(6) / "manifest.json"
     manifest.unlink()
     os.mkfifo(manifest)
     assert main([verb, str(store.root)]) == {"ls": 0, "show": 1, "verify": 1, "diff": 2}[verb]
+    if verb == "ls":
+        assert "unreadable" in capsys.readouterr().out
 
 
-def test_a_bar_is_shown_on_a_terminal_and_nowhere_else(
-    write: Write, store: CheckpointStore
-) -> None:
+def test_a_bar_is_shown_on_a_terminal(write: Write, store: CheckpointStore) -> None:
     write(5)
     leader, follower = os.openpty()
     command = [sys.executable, "-m", "checkfreq.cli", "verify", str(store.root)]
@@ -261,8 +200,6 @@ def test_a_bar_is_shown_on_a_terminal_and_nowhere_else(
     os.close(leader)
     assert done.stdout.decode().startswith("step 5: ok, 40 B in ")
     assert "verifying" in shown
-    quiet = subprocess.run(command, capture_output=True, timeout=60, cwd=ROOT)
-    assert (quiet.returncode, quiet.stderr) == (0, b"")
 
 
 def test_verify_of_one_step_leaves_the_others_alone(
@@ -282,36 +219,24 @@ def test_looking_changes_nothing(write: Write, store: CheckpointStore) -> None:
     assert {path: path.stat().st_mtime_ns for path in store.root.rglob("*")} == before
 
 
-@pytest.mark.parametrize("verb", ["ls", "show", "verify"])
-def test_a_missing_directory_is_reported_in_a_sentence(
-    verb: str, tmp_path: Path, capsys: Capture
-) -> None:
-    assert main([verb, str(tmp_path / "none")]) == 1
-    assert capsys.readouterr().err == f"checkfreq: {tmp_path / 'none'} is not a directory\n"
-
-
-@pytest.mark.parametrize("verb", ["ls", "show", "verify"])
-def test_an_empty_directory_holds_no_checkpoint(verb: str, tmp_path: Path, capsys: Capture) -> None:
-    assert main([verb, str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"checkfreq: {tmp_path} holds no checkpoint\n"
-
-
-@pytest.mark.parametrize("verb", ["show", "verify"])
-def test_a_missing_step_is_an_error(
-    verb: str, write: Write, store: CheckpointStore, capsys: Capture
+def test_what_is_not_there_is_said_in_a_sentence(
+    write: Write, store: CheckpointStore, tmp_path: Path, capsys: Capture
 ) -> None:
     write(5)
-    assert main([verb, str(store.root), "7"]) == 1
-    assert "holds no checkpoint of step 7" in capsys.readouterr().err
-
-
-def test_a_manifest_of_a_newer_format_is_refused_with_a_sentence(
-    write: Write, store: CheckpointStore, capsys: Capture
-) -> None:
-    manifest = write(5) / "manifest.json"
-    manifest.write_bytes(_of_a_later_version(manifest.read_bytes()))
-    assert main(["show", str(store.root)]) == 2
-    assert "newer checkfreq" in capsys.readouterr().err
+    (tmp_path / "empty").mkdir()
+    for verb in ("ls", "show", "verify"):
+        assert main([verb, str(tmp_path / "none")]) == 1
+        assert capsys.readouterr().err == f"checkfreq: {tmp_path / 'none'} is not a directory\n"
+        assert main([verb, str(tmp_path / "empty")]) == 1
+        said = capsys.readouterr().err
+        assert said == f"checkfreq: {tmp_path / 'empty'} holds no checkpoint\n"
+    for verb in ("show", "verify"):
+        assert main([verb, str(store.root), "7"]) == 1
+        assert "holds no checkpoint of step 7" in capsys.readouterr().err
+    assert main(["prune", str(tmp_path / "empty")]) == 1
+    assert "holds no checkpoint that can be read" in capsys.readouterr().err
+    assert main(["prune", str(tmp_path / "none")]) == 1
+    assert "is not a directory" in capsys.readouterr().err
 
 
 def _of_a_later_version(data: bytes) -> bytes:
@@ -327,7 +252,7 @@ def _of_a_later_version(data: bytes) -> bytes:
 OF_RANKS = str(make_format_2.FOLDER)
 
 
-def test_a_checkpoint_of_several_ranks_is_listed_and_verified_as_any_other(
+def test_a_checkpoint_of_several_ranks_is_listed_shown_and_verified_as_any_other(
     capsys: Capture,
 ) -> None:
     assert main(["ls", OF_RANKS]) == 0
@@ -335,9 +260,6 @@ def test_a_checkpoint_of_several_ranks_is_listed_and_verified_as_any_other(
     assert cells[-3:] == ["2", "ok", "loss=0.5"]
     assert main(["verify", OF_RANKS]) == 0
     assert capsys.readouterr().out.startswith("step 2: ok")
-
-
-def test_show_says_what_is_each_ranks_own(capsys: Capture) -> None:
     assert main(["show", OF_RANKS]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "world    2" in lines
@@ -347,9 +269,6 @@ def test_show_says_what_is_each_ranks_own(capsys: Capture) -> None:
         "rank 0's own: rng, model, optimizer",
         "rank 1's own: rng, model, optimizer",
     ]
-
-
-def test_show_prints_the_objects_of_every_rank_when_asked(capsys: Capture) -> None:
     assert main(["show", OF_RANKS, "--objects"]) == 0
     *_, last = capsys.readouterr().out.split("rank 1's own: rng, model, optimizer\n")
     assert json.loads(last)["model"]["shards"]["tied"] == [[3, 4], [2, 0]]
@@ -368,7 +287,7 @@ def test_show_says_which_ranks_are_here_when_others_are_elsewhere(
     assert "world    8, here: rank 0, 1\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argv", [[], ["ls"], ["show", "x", "minus-one"], ["burn", "x"]])
+@pytest.mark.parametrize("argv", [[], ["ls"], ["show", "x", "minus-one"]])
 def test_a_wrong_command_ends_with_status_2(argv: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit) as ended:
         main(argv)
@@ -381,22 +300,6 @@ def test_a_closed_pipe_is_not_an_error(write: Write, store: CheckpointStore) -> 
     command = f"{sys.executable} -m checkfreq.cli show {store.root} --objects | true"
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=ROOT,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_neither_torch_nor_numpy_is_imported(write: Write, store: CheckpointStore) -> None:
-    write(5)
-    program = (
-        "import sys; from checkfreq.cli import main; status = main(sys.argv[1:]); "
-        "assert not {'torch', 'numpy'} & set(sys.modules); sys.exit(status)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "verify", str(store.root)],
         capture_output=True,
         text=True,
         timeout=60,
@@ -467,6 +370,3 @@ def test_the_records_of_many_ranks_are_shown_and_verified_one_after_another(
     flip_last_byte(tree.path(5) / "rng.rank-00002.safetensors")
     assert main(["verify", where]) == 1
     assert "rng.rank-00002" in capsys.readouterr().out
-    (tree.path(5) / "part-00001.json").unlink()
-    assert main(["ls", where]) == 0
-    assert "unreadable" in capsys.readouterr().out

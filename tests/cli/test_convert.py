@@ -79,13 +79,6 @@ def test_what_goes_the_other_way_is_refused(chk: Path, capsys: pytest.CaptureFix
     assert "expected a directory" in capsys.readouterr().err
 
 
-def test_one_object_can_be_named(chk: Path) -> None:
-    assert run(chk, chk.parent / "one.pt", "--name", "epoch") == 0
-    assert torch.load(chk.parent / "one.pt") == 2
-    assert run(chk.parent / "first.pt", chk.parent / "b", "--name", "model") == 0
-    assert {*checkfreq.load(chk.parent / "b")} == {"model", "rng"}
-
-
 def test_nothing_is_overwritten_without_being_asked(chk: Path) -> None:
     path = chk.parent / "model.safetensors"
     assert [run(chk, path), run(chk, path), run(chk, path, "--overwrite")] == [0, 2, 0]

@@ -19,6 +19,7 @@ from checkfreq.cli.verbs import VERBS
 from checkfreq.store.store import CheckpointStore
 
 ROOT = Path(__file__).resolve().parents[2]
+PLAN = "plan --iteration-s 0.5 --cost-s 0.5 --persist-s 8 --state-bytes 10G"
 
 Write = Callable[[int], Path]
 Capture = pytest.CaptureFixture[str]
@@ -97,29 +98,17 @@ def test_wrong_usage_is_said_in_one_line_without_control_characters(
     assert line.isprintable()
 
 
-def completed(words: str, environment: dict[str, str] | None = None) -> list[str]:
-    """The words that bash is offered for the last of ``words``."""
-    given = words.split(" ")
-    done = subprocess.run(
-        [sys.executable, "-m", "checkfreq.cli"],
-        env={
-            **os.environ,
-            "_CHECKFREQ_COMPLETE": "bash_complete",
-            "COMP_WORDS": words,
-            "COMP_CWORD": str(len(given) - 1),
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=ROOT,
-        check=True,
-    )
-    return done.stdout.split()
-
-
 def test_verbs_options_directories_and_steps_are_completed(
-    write: Write, store: CheckpointStore
+    write: Write, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
+    def completed(words: str) -> list[str]:
+        """The words that bash is offered for the last of ``words``."""
+        monkeypatch.setenv("_CHECKFREQ_COMPLETE", "bash_complete")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+        assert main([]) == 0
+        return capsys.readouterr().out.split()
+
     for step in (5, 120, 130):
         write(step)
     assert completed("checkfreq ver") == ["plain,verify"]
@@ -145,13 +134,42 @@ def test_a_shell_that_is_unknown_gets_no_completions(monkeypatch: pytest.MonkeyP
     assert main([]) == 1
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_streams_that_are_closed_are_no_error(closed: str) -> None:
-    for words, status in (("--version", 0), ("completion bash", 0), ("burn", 2)):
-        command = f"{sys.executable} -m checkfreq.cli {words} {closed}"
-        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-        assert done.returncode == status
-        assert "Traceback" not in done.stderr + done.stdout
+@pytest.mark.parametrize(
+    ("words", "closed", "status"),
+    [("--version", ">&-", 0), ("completion bash", "<&- >&- 2>&-", 0), ("burn", "2>&-", 2)],
+)
+def test_streams_that_are_closed_are_no_error(words: str, closed: str, status: int) -> None:
+    command = f"{sys.executable} -m checkfreq.cli {words} {closed}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.returncode == status
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "absent"),
+    [
+        ("verify DIR", 0, "torch numpy"),
+        ("diff DIR 5 6", 1, "torch"),
+        ("doctor", 0, "torch"),
+        (PLAN, 0, "torch matplotlib numpy"),
+    ],
+    ids=["verify", "diff", "doctor", "plan"],
+)
+def test_a_verb_imports_nothing_heavy_that_it_does_not_need(
+    words: str, status: int, absent: str, write: Write, store: CheckpointStore
+) -> None:
+    for step in (5, 6):
+        write(step)
+    done = python(
+        "import sys; from checkfreq.cli import main; status = main(sys.argv[2:])\n"
+        "assert not {*sys.argv[1].split()} & {*sys.modules}; sys.exit(status)",
+        absent,
+        *words.replace("DIR", str(store.root)).split(),
+    )
+    assert (done.returncode, done.stderr) == (status, "")
+    if words == "doctor":
+        assert "not tried  storage  no directory was named" in done.stdout
+        assert "-> checkfreq doctor DIR" in done.stdout
 
 
 def test_ctrl_c_ends_it_with_130_and_no_traceback(

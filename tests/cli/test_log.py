@@ -166,13 +166,6 @@ def test_events_of_strangers_neither_stop_it_nor_control_the_terminal(
     assert "NOT saved" in text
 
 
-def test_without_events_it_says_what_was_expected(tmp_path: Path, capsys: Capture) -> None:
-    assert main(["log", str(tmp_path)]) == 1
-    assert "expected a checkpoint directory with events.jsonl" in capsys.readouterr().err
-    assert main(["log", str(tmp_path / "none")]) == 1
-    assert "is not a directory" in capsys.readouterr().err
-
-
 def test_what_is_added_is_told_while_it_follows(tmp_path: Path) -> None:
     written(tmp_path, STORY[:3])
     command = [sys.executable, "-u", "-m", "checkfreq.cli", "log", "--follow", str(tmp_path)]

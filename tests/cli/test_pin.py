@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,14 +110,3 @@ def test_after_the_last_one_there_is_none(
         "newest_left": None,
     }
     assert main([*argv[:2], "4", "--reason", "x"]) == 1
-
-
-@pytest.mark.parametrize(
-    "command", [["pin", "1"], ["unpin", "1"], ["quarantine", "1", "--reason", "x"]]
-)
-def test_a_missing_directory_is_said_and_not_made(
-    command: list[str], tmp_path: Path, capsys: Capture
-) -> None:
-    assert main([command[0], str(tmp_path / "none"), *command[1:]]) == 1
-    assert "is not a directory" in capsys.readouterr().err
-    assert os.listdir(tmp_path) == []

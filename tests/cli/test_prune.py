@@ -114,26 +114,7 @@ def test_options_that_make_no_sense_are_refused(
     assert len(chk.steps()) == 6
 
 
-@pytest.mark.parametrize(
-    ("size", "num_bytes"), [("200", 200), ("2kB", 2000), ("1.5KiB", 1536), ("1GiB", 1 << 30)]
-)
-def test_sizes_have_units(chk: CheckpointStore, size: str, num_bytes: int) -> None:
-    from checkfreq.cli.arguments import num_bytes as parsed
-
-    assert parsed(size) == num_bytes
-
-
 def test_a_size_that_is_none_is_refused(chk: CheckpointStore, capsys: Capture) -> None:
     with pytest.raises(SystemExit):
         main(["prune", str(chk.root), "--within", "much"])
     assert "expected a size such as 200GiB, got 'much'" in capsys.readouterr().err
-
-
-def test_an_empty_or_missing_directory_has_nothing_to_prune(
-    store: CheckpointStore, capsys: Capture
-) -> None:
-    assert main(["prune", str(store.root)]) == 1
-    assert main(["prune", str(store.root / "none")]) == 1
-    err = capsys.readouterr().err
-    assert "holds no checkpoint that can be read" in err
-    assert "is not a directory" in err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from pathlib import Path
@@ -32,30 +31,29 @@ def test_the_page_is_one_file_that_needs_no_other(tmp_path: Path, capsys: Captur
     assert "http" not in re.sub(r'http-equiv|xmlns[:a-z]*="[^"]*"', "", page)
     assert "<script" not in page
     assert "1 restart: about 61 iterations (41 to 81) done again." in page
+    assert "Runs have failed" not in page  # the one that was killed lasted less than a minute
     assert "<b>about 15.7 s</b><span>work done again</span>" in page
     assert "<b>\u26a0 1</b><span>failed checkpoints</span>" in page
     for title in ("How far training is", "Overhead", "Runs", "What went wrong"):
         assert f"<h2>{title}</h2>" in page
     assert not re.search("#0102[0-9a-f]{2}", page)  # every colour is a variable
+    ids = re.findall(r'\bid="([^"]*)"', page)
+    assert len(ids) == len({*ids})
 
 
-def test_a_page_to_be_sent_does_not_say_where_the_directory_is_nor_whose(tmp_path: Path) -> None:
+def test_a_page_to_be_sent_hides_the_place_and_explains_an_overhead_above_the_bound(
+    tmp_path: Path,
+) -> None:
     error = f"{tmp_path}/private/chk/step-1: no room; quota of {Path.home()}/models"
-    chk_dir = write(
-        tmp_path / "private" / "chk", [*two_runs(), event("failed", 9, START_S, error=error)]
-    )
+    above = {"costs": {"measured_overhead": 0.45, "iteration_s": 0.25}}
+    events = [*two_runs(), event("failed", 9, START_S, error=error)]
+    events.append({**committed(200, START_S + 130), **above})
+    chk_dir = write(tmp_path / "private" / "chk", events)
     assert main(["report", str(chk_dir), "--out", "a.html"]) == 0
     page = Path("a.html").read_text()
     assert "<h1>chk</h1>" in page
     assert "chk/step-1: no room; quota of ~/models" in page
     assert "private" not in page
-
-
-def test_an_overhead_above_the_bound_is_explained(tmp_path: Path) -> None:
-    above = {"costs": {"measured_overhead": 0.45, "iteration_s": 0.25}}
-    chk_dir = write(tmp_path / "chk", [*two_runs(), {**committed(200, START_S + 130), **above}])
-    assert main(["report", str(chk_dir), "--out", "a.html"]) == 0
-    page = Path("a.html").read_text()
     assert "have added 45 %, above the 3.5 % that the bound allows" in page
     assert "<b>\u26a0 45 %</b><span>overhead, of 3.5 % allowed</span>" in page
 
@@ -73,13 +71,6 @@ def test_the_end_of_the_latest_run_is_told_as_far_as_it_is_known(
         "killed</td></tr>",
         "killed</td></tr>" if lock else "silent</td></tr>",
     ]
-
-
-def test_ids_in_a_page_are_unique(tmp_path: Path) -> None:
-    chk_dir = write(tmp_path / "chk", two_runs())
-    assert main(["report", str(chk_dir), "--out", "a.html"]) == 0
-    ids = re.findall(r'\bid="([^"]*)"', Path("a.html").read_text())
-    assert len(ids) == len({*ids})
 
 
 def test_png_files_are_written(tmp_path: Path, capsys: Capture) -> None:
@@ -107,36 +98,6 @@ def test_many_events_make_a_small_page(tmp_path: Path) -> None:
     chk_dir = write(tmp_path / "chk", many(8000))
     assert main(["report", str(chk_dir), "--out", "a.html"]) == 0
     assert Path("a.html").stat().st_size < 700_000
-
-
-def test_hostile_text_stays_text(tmp_path: Path, capsys: Capture) -> None:
-    bad = "<script>alert(1)</script>\x1b[2J"
-    chk_dir = write(
-        tmp_path / "<b>chk", [*two_runs(), event("failed", 200, 1.79e9 + 130, error=bad)]
-    )
-    assert main(["report", str(chk_dir), "--out", "a.html"]) == 0
-    page = Path("a.html").read_text()
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;\\x1b[2J" in page
-    assert "<script" not in page
-    assert "<b>chk" not in page
-
-
-def test_a_directory_without_events_is_an_error(tmp_path: Path, capsys: Capture) -> None:
-    assert main(["report", str(tmp_path)]) == 1
-    assert "expected a checkpoint directory with events.jsonl" in capsys.readouterr().err
-
-
-def test_a_link_instead_of_events_is_an_error(tmp_path: Path, capsys: Capture) -> None:
-    os.symlink("/etc/passwd", tmp_path / "events.jsonl")
-    assert main(["report", str(tmp_path)]) == 2
-    assert "a symbolic link" in capsys.readouterr().err
-
-
-def test_torn_lines_are_skipped(tmp_path: Path) -> None:
-    chk_dir = write(tmp_path / "chk", two_runs())
-    with (chk_dir / "events.jsonl").open("ab") as file:
-        file.write(b'\xff\xfe{"kind": "commi')
-    assert main(["report", str(chk_dir), "--out", "a.html"]) == 0
 
 
 def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path, capsys: Capture) -> None:

@@ -24,7 +24,7 @@ import pytest
 
 from checkfreq.cli import main
 from checkfreq.story.figures import figures
-from checkfreq.story.live import Live, is_held
+from checkfreq.story.live import Live
 from checkfreq.story.model import Story
 from checkfreq.story.watch import terminal
 from checkfreq.story.watch.prometheus import metrics
@@ -184,10 +184,6 @@ def test_the_server_listens_to_this_machine_only_at_an_address_that_nobody_guess
     assert re.fullmatch(f"http://127.0.0.1:{server.port}/[A-Za-z0-9_-]{{40,}}/", server.url)
 
 
-def test_what_asks_for_the_head_alone_gets_that(server: WatchServer) -> None:
-    assert ask(server, "metrics", method="HEAD") == (200, ask(server, "metrics")[1], "")
-
-
 def test_a_client_that_goes_away_is_no_error(server: WatchServer, capfd: Capture) -> None:
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", server.port)) as client:
@@ -240,10 +236,6 @@ def test_looking_changes_nothing_in_the_directory(live: Live) -> None:
     ]
 
 
-def test_a_directory_without_a_lock_tells_nothing_of_its_holder(chk_dir: Path) -> None:
-    assert is_held(chk_dir) is None
-
-
 def test_new_events_are_seen(live: Live) -> None:
     assert live.look(now_s=NOW_S).num_failed_in_row == 0
     with (live.chk_dir / "events.jsonl").open("a") as file:
@@ -253,8 +245,3 @@ def test_new_events_are_seen(live: Live) -> None:
     assert now.num_failed_in_row == 1
     assert "failing" in terminal.plain(now, name="chk")
     assert "\x1b" not in terminal.plain(now, name="chk")
-
-
-def test_a_directory_without_events_is_an_error(tmp_path: Path, capsys: Capture) -> None:
-    assert main(["watch", "--once", str(tmp_path)]) == 1
-    assert "expected a checkpoint directory" in capsys.readouterr().err

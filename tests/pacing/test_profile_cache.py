@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkfreq.pacing.profile_cache import ProfileCache, stored_costs
+from checkfreq.pacing.profile_cache import ProfileCache
 from checkfreq.policy.failure_rate import FailureRate
 from checkfreq.policy.profile import Profile
 from checkfreq.types import SnapshotPlace
@@ -66,13 +65,6 @@ def test_a_profile_comes_back_under_its_key(path: Path, caplog: pytest.LogCaptur
     assert [file.name for file in path.parent.iterdir()] == ["profile.json"]
 
 
-def test_it_comes_back_from_the_cache_that_stored_it(path: Path) -> None:
-    cache = ProfileCache(path)
-    cache.store(KEY, PROFILE)
-    cache.store(KEY, replace(PROFILE, iteration_s=0.2))
-    assert cache.load(KEY) == replace(PROFILE, iteration_s=0.2)
-
-
 def test_a_key_is_compared_as_json(path: Path) -> None:
     ProfileCache(path).store({"shape": (1, 2), "sizes": {3: "x"}}, PROFILE)
     assert ProfileCache(path).load({"sizes": {"3": "x"}, "shape": [1, 2]}) == PROFILE
@@ -106,40 +98,14 @@ def test_entries_that_only_python_takes_for_equal_are_not(path: Path, one: Any, 
     assert ProfileCache(path).load({"entry": other}) is None
 
 
-@pytest.mark.parametrize("name", sorted(KEY))
-def test_an_entry_missing_on_either_side_is_a_difference(path: Path, name: str) -> None:
-    part = {key: value for key, value in KEY.items() if key != name}
-    ProfileCache(path).store(part, PROFILE)
-    assert ProfileCache(path).load(KEY) is None
-    ProfileCache(path).store(KEY, PROFILE)
-    assert ProfileCache(path).load(part) is None
-
-
-@pytest.mark.parametrize("name", sorted(PROFILE.to_dict()))
-def test_a_profile_that_misses_a_field_is_refused_by_its_name(
-    path: Path, caplog: pytest.LogCaptureFixture, name: str
-) -> None:
-    ProfileCache(path).store(KEY, PROFILE)
-    data = PROFILE.to_dict()
-    del data[name]
-    changed(path, profile=data)
-
-    assert ProfileCache(path).load(KEY) is None
-    assert name in the_line(caplog)
-
-
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
         ({"format_version": 2}, "expected format_version 1"),
-        ({"format_version": True}, "expected format_version 1"),
-        ({"format_version": None}, "expected format_version 1"),
         ({"key": None}, "lacks its key"),
-        ({"key": [1]}, "lacks its key"),
-        ({"profile": None}, "its profile"),
         ({"profile": "fast"}, "its profile"),
+        ({"profile": {"iteration_s": 1.0}}, "cost_s"),
         ({"profile": {**PROFILE.to_dict(), "iteration_s": 10**400}}, "iteration_s"),
-        ({"history": None}, "history"),
         ({"history": {"running_s": 1.0, "failures": 1}}, "history"),
         ({"history": {"running_s": -1.0, "failures": 1, "open": True, "lasted": True}}, "history"),
         (
@@ -158,9 +124,7 @@ def test_a_file_with_a_wrong_part_is_refused_in_one_line(
     assert reason in the_line(caplog)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"\xff\xfe", b"[1]", b"[" * 100_000, b"1" * 5000, b"null"]
-)
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"[1]", b"[" * 100_000])
 def test_a_file_that_is_something_else_is_refused_in_one_line(
     path: Path, caplog: pytest.LogCaptureFixture, content: bytes
 ) -> None:
@@ -171,18 +135,6 @@ def test_a_file_that_is_something_else_is_refused_in_one_line(
     assert cache.load(KEY) is None
     assert "started anew" in the_line(caplog)
     assert json.loads(path.read_text())["history"]["open"] is True
-
-
-def test_json_too_deep_to_be_written_back_is_refused(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    ProfileCache(path).store(KEY, PROFILE)
-    deep: Any = 0
-    for _ in range(30):
-        deep = [{"a": deep}]
-    changed(path, key={"deep": deep})
-    assert ProfileCache(path).load(KEY) is None
-    assert "deep" in the_line(caplog)
 
 
 def test_a_file_that_cannot_be_read_is_refused_in_one_line(
@@ -208,15 +160,6 @@ def test_a_file_that_cannot_be_written_is_one_warning(
     assert [file.name for file in path.parent.iterdir()] == ["profile.json"]
 
 
-def test_a_directory_that_is_not_there_is_one_warning(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    cache = ProfileCache(path.parent / "missing" / "profile.json")
-    cache.opened()
-    cache.closed()
-    assert [level for level, _ in lines(caplog)] == ["WARNING"]
-
-
 def test_a_discarded_profile_is_gone_and_said_why(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -227,12 +170,6 @@ def test_a_discarded_profile_is_gone_and_said_why(
     assert cache.load(KEY) is None
     assert ProfileCache(path).load(KEY) is None
     assert "iterations take twice as long" in the_line(caplog)
-
-
-def test_discarding_nothing_says_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ProfileCache(path).discard("too slow")
-    assert lines(caplog) == []
-    assert not path.exists()
 
 
 def test_what_a_crash_left_half_written_is_not_read(path: Path) -> None:
@@ -269,20 +206,6 @@ def test_time_between_failures_is_running_time_over_failures(path: Path) -> None
     assert now.failures() == FailureRate(3, 1500.0)  # this run has not failed
 
 
-def test_what_failed_is_known_before_the_next_run_opens(path: Path) -> None:
-    run(path, 100.0, clean=False)
-    assert ProfileCache(path).failures() == FailureRate(1, 100.0)
-    assert stored_costs(path).failures == FailureRate(0, 100.0)  # it may go on: who looks waits
-
-
-def test_fewer_than_three_failures_are_nothing_to_plan_with(path: Path) -> None:
-    run(path, 100.0, clean=False)
-    run(path, 100.0, clean=False)
-    run(path, 100.0, clean=True)
-    rate = ProfileCache(path).failures()
-    assert (rate, rate.mtbf_s) == (FailureRate(2, 300.0), None)
-
-
 def test_a_run_that_goes_on_after_its_end_was_asked_for_has_not_failed(path: Path) -> None:
     cache = ProfileCache(path)
     cache.opened()
@@ -298,7 +221,7 @@ def test_runs_that_never_ran_estimate_nothing(path: Path) -> None:
     assert ProfileCache(path).failures() == FailureRate()
 
 
-@pytest.mark.parametrize("seconds", [-5.0, float("nan"), float("inf"), 30.0])
+@pytest.mark.parametrize("seconds", [float("nan"), 30.0])
 def test_running_time_only_grows(path: Path, seconds: float) -> None:
     cache = ProfileCache(path)
     cache.opened()
@@ -322,13 +245,6 @@ def test_the_history_survives_another_key_and_a_discarded_profile(path: Path) ->
     cache.discard("off")
 
     assert ProfileCache(path).failures().mtbf_s == 100.0
-
-
-def test_the_profile_survives_the_history(path: Path) -> None:
-    ProfileCache(path).store(KEY, PROFILE)
-    run(path, 100.0, clean=True)
-    run(path, 100.0, clean=False)
-    assert ProfileCache(path).load(KEY) == PROFILE
 
 
 # ---- whatever is in the file

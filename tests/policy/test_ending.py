@@ -53,7 +53,7 @@ def test_a_value_much_longer_than_those_before_is_covered_at_once(
     assert upper_s >= factor * max(before)
 
 
-@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0, 1e10])
+@pytest.mark.parametrize("seconds", [math.nan, -1.0, 1e10])
 def test_impossible_times_are_ignored(seconds: float) -> None:
     last = measured(1.0, seconds)
     last.add_gap(seconds, after_epoch=False)
@@ -153,10 +153,3 @@ def test_whoever_looks_again_when_told_to_is_in_time(
     assert num >= 1
     if not known.must_start(left_s):
         assert left_s - num * gap_s >= durable_s or num == 1
-
-
-def test_nobody_looks_too_far_ahead() -> None:
-    assert Needs(10.0, 1.0).boundaries_to_look(111.0) == 50
-    assert Needs(10.0, 1.0).boundaries_to_look(12.0) == 1
-    assert Needs(10.0, 1.0).boundaries_to_look(0.0) == 1
-    assert Needs(10.0, 0.0).boundaries_to_look(11.0) > 1000

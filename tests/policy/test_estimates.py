@@ -28,24 +28,11 @@ class TestIterationTime:
         assert IterationTime().raw_mean() is None
         assert IterationTime().limit() == math.inf
 
-    def test_it_is_a_mean(self) -> None:
-        assert time_of(1.0, 2.0, 3.0).value() == pytest.approx(2.0)
-
     def test_an_outlier_counts_as_four_medians_and_in_full_in_the_raw_mean(self) -> None:
         estimate = time_of(*[1.0] * 9, 50.0)
         assert estimate.value() == pytest.approx((9 + 4) / 10)
         assert estimate.raw_mean() == pytest.approx((9 + 50) / 10)
         assert estimate.limit() == 4.0
-
-    def test_without_outliers_the_raw_mean_is_the_mean(self) -> None:
-        estimate = time_of(1.0, 1.1, 1.3, 3.9)
-        assert estimate.value() == estimate.raw_mean() == pytest.approx(7.3 / 4)
-
-    def test_regular_outliers_count_at_the_limit(self) -> None:
-        estimate = time_of(*[*[1.0] * 5, 9.0] * 10)
-        estimate.update()
-        assert estimate.value() == pytest.approx((50 + 10 * 4) / 60)
-        assert estimate.raw_mean() == pytest.approx((50 + 10 * 9) / 60)
 
     def test_nine_in_ten_take_at_least_the_low_value(self) -> None:
         assert time_of(*[2.0] * 5, 1.0, *[2.0] * 6).low() == 2.0
@@ -60,10 +47,6 @@ class TestIterationTime:
         estimate.update()
         assert estimate.value() == pytest.approx(now)
         assert estimate.low() == now
-
-    def test_it_does_not_jump_for_values_seen_before(self) -> None:
-        noisy = [1.0, 1.4] * 28
-        assert time_of(*noisy, *[1.4] * 8).value() == pytest.approx(1.23, abs=0.02)
 
     def test_it_is_not_computed_anew_for_each(self) -> None:
         estimate, values = time_of(*[1.0] * 64), set()
@@ -87,11 +70,8 @@ class TestIterationTime:
         inflated = math.sqrt((1 + kept) / (1 - kept))
         assert time_of(*rows).error() == pytest.approx(statistics.stdev(rows) / 4 * inflated)
 
-    def test_an_outlier_is_part_of_its_error_up_to_the_limit(self) -> None:
-        assert time_of(*[1.0] * 9, 50.0).error() == time_of(*[1.0] * 9, 4.0).error()
-
-    @pytest.mark.parametrize("num", [10, 60])
-    def test_its_error_tells_how_far_it_is_off(self, num: int) -> None:
+    def test_its_error_tells_how_far_it_is_off(self) -> None:
+        num = 60
         off, said = [], []
         for seed in range(200):
             random = Random(seed)
@@ -101,9 +81,6 @@ class TestIterationTime:
             said.append(estimate.error())
         true = math.sqrt(statistics.fmean(x * x for x in off))
         assert statistics.fmean(said) == pytest.approx(true, rel=0.25)
-
-    def test_the_window_slides(self) -> None:
-        assert time_of(*[1.0] * 256, *[1.05] * 288).value() == pytest.approx(1.05)
 
 
 @given(mean=st.floats(0, 1e6), more=st.floats(0, 1e6), error=st.floats(0, 1e6))
@@ -126,11 +103,8 @@ def test_independent_errors_add_up_as_squares_do() -> None:
     [
         (1.4, False, False),
         (1.5, True, False),
-        (2.4, True, False),
         (2.5, True, True),
-        (4.5, True, True),
         (4.6, True, False),
-        (5.5, True, False),
         (5.6, False, False),
     ],
 )

@@ -10,13 +10,6 @@ import pytest
 from checkfreq.policy.instalments import Instalments
 
 
-def test_without_noise_everything_is_paid_at_once() -> None:
-    instalments = Instalments()
-    costs_s = (1.0, 5.0, 0.0, 1.0)
-    assert [instalments.due_s(c, usual_s=1.0, noise_s=0.0) for c in costs_s] == [*costs_s]
-    assert instalments.set_aside_s == 0.0
-
-
 def test_a_cost_as_usual_is_paid_as_it_is() -> None:
     assert Instalments().due_s(1.0, usual_s=1.0, noise_s=5.0) == 1.0
 

@@ -45,14 +45,6 @@ def test_half_as_many_after_it_count_as_much_as_all_before_it() -> None:
     assert around(known(*[1.0] * 8, *[2.0] * 3), 8.0).mean_s == pytest.approx(14 / 11)
 
 
-def test_a_drift_cancels() -> None:
-    drifting = known(*[1.0 + 0.01 * at for at in range(8)], start=0)
-    for at in range(12, 20):
-        drifting.add(float(at), 1.0 + 0.01 * at)
-    touched_s = [1.0 + 0.01 * at for at in range(8, 12)]
-    assert around(drifting, 8.0).mean_s == pytest.approx(statistics.fmean(touched_s))
-
-
 def test_only_the_newest_are_kept() -> None:
     neighbours = known(*[5.0] * 10, *[1.0] * 64)
     assert around(neighbours, 0.0).mean_s == 1.0

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkfreq.errors import ConfigError
 from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.profile import Profile
 from checkfreq.policy.tuner import PROFILE_ITERATIONS, Iteration, Measured, RateTuner, Verdict
@@ -33,6 +31,7 @@ POLICIES = st.builds(
 )
 
 
+@settings(max_examples=50)
 @given(
     policy=POLICIES,
     dynamic=st.booleans(),
@@ -74,6 +73,7 @@ def require_sense(tuner: RateTuner) -> None:
     assert profile is None or Profile.from_dict(profile.to_dict()) == profile
 
 
+@settings(max_examples=40)
 @given(
     iteration_s=st.floats(0.0, 1e-5),
     held_s=st.lists(st.floats(0.0, 2e-5), min_size=1, max_size=40),
@@ -97,12 +97,6 @@ def test_an_iteration_that_is_held_for_longer_than_it_lasted_was_held_throughout
     assert Iteration(1.0, 2.0, stall_s=1.5).consistent() == Iteration(1.0, 2.0, stall_s=1.0)
     plain = Iteration(1.0, 2.0, stall_s=0.5)
     assert plain.consistent() is plain
-
-
-@pytest.mark.parametrize("field", ["iteration_s", "cost_upper_s", "device_copy_s"])
-def test_a_cached_profile_with_impossible_times_is_rejected(field: str) -> None:
-    with pytest.raises(ConfigError, match=rf"Profile\.{field}: expected seconds, got 1e\+300"):
-        Profile.from_dict({**CACHED.to_dict(), field: 1e300})
 
 
 def test_a_checkpoint_with_a_bad_start_time_is_over_when_it_ends() -> None:

@@ -71,10 +71,3 @@ def test_a_run_whose_iterations_become_slow_and_fast_again() -> None:
     training.iteration_s = 1.0
     training.play(20)
     assert training.tuner.situation is Situation.USUAL
-
-
-def test_a_run_whose_checkpoints_become_costly() -> None:
-    training = played()
-    training.costs = Costs(stall_s=2.0)
-    training.play(200)
-    assert training.tuner.situation is Situation.COSTLY

@@ -20,7 +20,6 @@ from checkfreq.simulation import (
     FixedInterval,
     Noise,
     Outcome,
-    SpotPreemption,
     simulate,
     smallest_interval,
     steady,
@@ -31,7 +30,8 @@ from checkfreq.simulation.scenarios import Scenario, is_close, scenarios, settli
 pytestmark = pytest.mark.slow
 
 SCENARIOS = {scenario.name: scenario for scenario in scenarios()}
-SEEDS = range(4)
+#: One is quick; the others show that it was no luck.
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.more) for seed in (1, 2))]
 RHYTHMIC = [name for name in SCENARIOS if SCENARIOS[name].rhythm]
 #: Where one interval is the best one, and it can be told from the measurements of twenty.
 SETTLING = [name for name in SCENARIOS if name != "bursty" and name not in RHYTHMIC]
@@ -94,15 +94,6 @@ def test_interval_stays_there(name: str, seed: int) -> None:
 
 
 @for_each_seed
-@pytest.mark.parametrize("name", [name for name in SETTLING if len(SCENARIOS[name].phases) == 3])
-def test_interval_comes_back_after_a_disturbance(name: str, seed: int) -> None:
-    before, during, after = settlings(*ran(name, seed))
-
-    assert not is_close(during.typical_steps, before.oracle_steps)
-    assert is_close(after.typical_steps, before.oracle_steps)
-
-
-@for_each_seed
 @pytest.mark.parametrize("name", [name for name in SCENARIOS if name not in OUTLYING])
 def test_claimed_overhead_is_the_true_one_to_0_3_points(name: str, seed: int) -> None:
     _, outcome, decider = ran_with(name, seed)
@@ -136,29 +127,6 @@ def test_a_rhythm_of_iterations_or_checkpoints_leaves_them_as_far_apart_as_the_o
 
 
 @for_each_seed
-@pytest.mark.parametrize(
-    "name",
-    [n for n in RHYTHMIC if SCENARIOS[n].rhythm.iterations and n not in OUTLYING],
-)
-def test_a_rhythm_of_iterations_leaves_the_planned_interval_near_the_oracles(
-    name: str, seed: int
-) -> None:
-    (found,) = settlings(*ran(name, seed))
-
-    assert abs(found.typical_steps - found.oracle_steps) <= 1 + 0.1 * found.oracle_steps, found
-
-
-@for_each_seed
-def test_costs_that_vary_by_a_third_leave_the_interval_close_to_the_oracles_on_average(
-    seed: int,
-) -> None:
-    (found,) = settlings(*ran("30 % noise", seed))
-
-    assert is_close(found.typical_steps, found.oracle_steps)
-    assert is_close(found.actual_steps, found.oracle_steps)
-
-
-@for_each_seed
 def test_bursts_are_waited_out_and_checkpoints_are_no_rarer_than_at_the_best_fixed_interval(
     seed: int,
 ) -> None:
@@ -184,24 +152,10 @@ def test_bursts_are_waited_out_and_checkpoints_are_no_rarer_than_at_the_best_fix
     assert is_close(found.typical_steps, between)
 
 
-@pytest.mark.parametrize("max_overhead", [0.01, 0.035, 0.2])
-def test_oracles_interval_keeps_the_bound_and_never_waits_and_one_step_less_does_not(
-    max_overhead: float,
-) -> None:
-    costs = Costs(iteration_s=0.1, stall_s=0.02, copy_s=0.05, persist_s=0.3, slowdown=0.1)
-    steps = smallest_interval(costs, max_overhead=max_overhead)
-
-    def fixed(steps: int) -> Outcome:
-        return simulate(steady(costs), lambda _: FixedInterval(steps), wall_s=5_000.0)
-
-    assert fixed(steps).overhead <= max_overhead
-    assert fixed(steps).num_deferred == 0
-    assert fixed(steps - 1).overhead > max_overhead or fixed(steps - 1).num_deferred > 0
-
-
-@pytest.mark.parametrize("max_overhead", [0.01, 0.035, 0.1])
-@pytest.mark.parametrize("slowdown", [0.0, 0.05, 0.3])
-@pytest.mark.parametrize("persist_s", [0.0, 0.3, 4.0])
+@pytest.mark.parametrize(
+    ("max_overhead", "slowdown", "persist_s"),
+    [(0.01, 0.05, 0.3), (0.035, 0.0, 4.0), (0.035, 0.3, 0.3), (0.1, 0.3, 0.0)],
+)
 def test_without_noise_the_interval_is_the_oracles_to_a_step_or_a_tenth(
     max_overhead: float, slowdown: float, persist_s: float
 ) -> None:
@@ -234,53 +188,6 @@ def test_bound_holds_over_failures_with_one_exempt_checkpoint_for_each_start(see
     assert outcome.excess_s <= outcome.largest_cost_s + outcome.exempt_s
 
 
-def test_machines_are_taken_away_as_often_whether_there_is_notice_or_not() -> None:
-    def preempted(notice_s: float) -> Outcome:
-        failures = SpotPreemption(per_day=127.0, notice_s=notice_s)
-        costs = Costs(iteration_s=2.0, stall_s=0.2, persist_s=6.0)
-        return simulate(
-            steady(costs),
-            lambda _: FixedInterval(20),
-            wall_s=340_000.0,
-            failures=failures,
-            restart_s=30.0,
-        )
-
-    warned, unwarned = preempted(120.0), preempted(0.0)
-    assert warned.num_failures == pytest.approx(unwarned.num_failures, abs=2)
-    assert warned.num_failures == pytest.approx(500, rel=0.15)
-    assert warned.down_s == pytest.approx(unwarned.down_s, rel=0.02)
-
-
-def test_a_checkpoint_that_starts_when_the_notice_comes_is_the_last_one_itself() -> None:
-    outcome = simulate(
-        steady(Costs(iteration_s=1.0, stall_s=0.2, persist_s=3.0)),
-        lambda _: FixedInterval(4),
-        wall_s=50_000.0,
-        failures=SpotPreemption(per_day=864.0, notice_s=20.0),
-    )
-
-    assert outcome.num_failures > 400
-    at = [taken.start_s for taken in outcome.taken]
-    assert len(set(at)) == len(at)
-    assert outcome.num_checkpoints == len(at)
-
-
-def test_preemption_with_enough_notice_loses_no_work_and_without_it_some() -> None:
-    costs = Costs(iteration_s=0.1, stall_s=0.02, copy_s=0.05, persist_s=0.3, slowdown=0.1)
-
-    def preempted(notice_s: float) -> Outcome:
-        failures = SpotPreemption(per_day=864.0, notice_s=notice_s)
-        return simulate(steady(costs), tuner(0.035), wall_s=5_000.0, failures=failures, seed=1)
-
-    warned, too_late, unwarned = preempted(120.0), preempted(0.3), preempted(0.0)
-    assert warned.num_failures > 20
-    assert warned.num_failures == pytest.approx(unwarned.num_failures, abs=2)
-    # But for a preemption that comes so soon after a start that nothing could be taken.
-    assert warned.lost_s < 0.01 * unwarned.lost_s
-    assert too_late.lost_s > 0.9 * unwarned.lost_s > 0
-
-
 def tuner(max_overhead: float) -> NewDecider:
     policy = FrequencyPolicy(max_overhead=max_overhead)
     return lambda cached: RateTuner(policy, cached=cached)
@@ -288,7 +195,7 @@ def tuner(max_overhead: float) -> NewDecider:
 
 #: A checkpoint touches four iterations and costs 0.15 of one, most of it slowdown.
 _TOUCHING = Costs(iteration_s=0.1, stall_s=0.005, copy_s=0.04, persist_s=0.14, slowdown=0.0571)
-_NOISES = [Noise(0.05, 0.2), Noise(0.1, 0.2), Noise(0.05, 0.2, 0.8), Noise(0.1, 0.2, 0.8)]
+_NOISES = [Noise(0.05, 0.2), Noise(0.1, 0.2, 0.8)]
 
 
 def _touching(noise: Noise, seed: int, *, wall_s: float, cached: Profile | None = None) -> Outcome:
@@ -316,16 +223,6 @@ def test_a_plan_after_six_checkpoints_seldom_exceeds_the_bound_where_iterations_
     # And over the whole run, in which intervals that were too short are made up for.
     assert sorted(outcome.overhead for outcome in outcomes)[-2] <= 1.1 * 0.035
     assert fmean(outcome.overhead for outcome in outcomes) >= 0.5 * 0.035
-
-
-@for_each_seed
-def test_with_little_noise_a_careful_plan_is_the_oracles_to_a_fifth(seed: int) -> None:
-    oracle_steps = smallest_interval(_TOUCHING, max_overhead=0.035)
-    outcome = _touching(Noise(0.01, 0.1), seed, wall_s=200.0)
-
-    assert outcome.planned_steps is not None
-    assert 0.8 * oracle_steps <= outcome.planned_steps <= 1.2 * oracle_steps
-    assert 0.7 * 0.035 <= outcome.overhead <= 0.035
 
 
 def test_one_noisy_cost_after_a_restart_does_not_outweigh_the_cached_one() -> None:

@@ -10,13 +10,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from checkfreq.policy.frequency import FrequencyPolicy, Reason
 from checkfreq.policy.profile import Profile
 from checkfreq.policy.tuner import PROFILE_ITERATIONS, Iteration, Measured, RateTuner, Verdict
-from checkfreq.types import Objective, SnapshotPlace
+from checkfreq.types import SnapshotPlace
 from tests.policy.runs import CACHED, Costs, Run
 
 NAN, INF = float("nan"), float("inf")
@@ -73,17 +73,6 @@ class TestTheFirstPlan:
         profile = played.tuner.profile()
         assert profile is not None
         assert profile.iteration_s == pytest.approx(1.0)
-
-    def test_a_first_checkpoint_that_failed_is_charged_and_taken_again(self) -> None:
-        played = run()
-        played.fails = True
-        assert played.play(8) == [3]
-        assert played.tuner.plan is None
-        assert played.tuner.overhead_s == pytest.approx(0.5)
-        played.fails = False
-        again = played.play(40)[0]
-        assert again >= 3 + PROFILE_ITERATIONS
-        assert played.tuner.plan is not None
 
     def test_first_checkpoints_that_keep_failing_are_retried_only_within_the_bound(self) -> None:
         played = run(Costs(stall_s=5.0))
@@ -165,24 +154,6 @@ class TestBothWays:
         played.play(300)
         assert interval(played) == 2
 
-    def test_small_changes_do_not_move_it(self) -> None:
-        played = run(Costs(stall_s=1.0))
-        played.play(400)
-        assert interval(played) == 20
-        for stall_s in (0.95, 0.98, 1.0) * 20:
-            played.costs = Costs(stall_s=stall_s)
-            played.play(20)
-            assert interval(played) == 20
-
-    def test_a_small_rise_moves_it_once_the_bound_is_broken(self) -> None:
-        played = run(Costs(stall_s=1.0))
-        played.play(400)
-        played.costs = Costs(stall_s=1.09)
-        played.play(3000)
-        assert interval(played) == 22
-        assert played.tuner.measured_overhead is not None
-        assert played.tuner.measured_overhead <= 0.05 + 1.1 / played.tuner.productive_s
-
     def test_a_slowdown_that_is_not_ours_is_not_charged(self) -> None:
         played = run(Costs(stall_s=0.5))
         played.play(200)
@@ -199,12 +170,6 @@ class TestBothWays:
         assert interval(played) == 1
         # 96 in a row, then a stretch: the aftermath of the last one and 6 clean iterations.
         assert len(played.play(96 + 2 + 6)) == 96
-
-    def test_goodput_may_spend_more_than_the_bound(self) -> None:
-        played = run(Costs(stall_s=1.0), mtbf_s=50.0, objective=Objective.GOODPUT)
-        played.play(500)
-        assert interval(played) == 9  # Daly: 10 x (1 + 0.1 / 3 + 0.01 / 9) - 1
-        assert played.tuner.measured_overhead == pytest.approx(1 / 9, rel=0.1)
 
     def test_intervals_are_counted_from_any_checkpoint_and_from_a_restored_step(self) -> None:
         played = run()
@@ -241,15 +206,6 @@ class TestTheBound:
         played.play(80)
         assert played.told[Verdict.NO_BUDGET] > 1
         assert played.tuner.num_withheld == 1
-
-    def test_a_time_without_checkpoints_does_not_allow_a_burst(self) -> None:
-        played = run(Costs(stall_s=0.5))
-        played.play(300)
-        for _ in range(10_000):
-            played.iterate()
-        profile = played.tuner.profile()
-        assert profile is not None
-        assert played.tuner.balance_s == pytest.approx(4 * profile.planned_cost_s)
 
     def test_an_excess_cost_of_a_checkpoint_in_flight_is_not_spent_twice(self) -> None:
         played = run(Costs(stall_s=0.02, copy_s=1.5, durable_s=1.9))
@@ -292,6 +248,7 @@ class TestTheBound:
         else:
             assert played.tuner.balance_s > -0.5
 
+    @settings(max_examples=40)
     @given(
         seed=st.integers(0, 2**32),
         bound=st.sampled_from([0.01, 0.035, 0.1]),
@@ -385,8 +342,7 @@ class TestDeferral:
         assert played.told[Verdict.LATE] > 0
         assert interval(played) == 4
 
-    @pytest.mark.parametrize("dynamic", [True, False])
-    @pytest.mark.parametrize("num_slots", [1, 2])
+    @pytest.mark.parametrize(("num_slots", "dynamic"), [(1, True), (2, False)])
     def test_a_checkpoint_that_never_ends_defers_the_next_forever(
         self, num_slots: int, dynamic: bool
     ) -> None:
@@ -401,14 +357,6 @@ class TestDeferral:
         assert len(played.taken) == before
         assert set(played.told) == {Verdict.LATE}
 
-    def test_an_overdue_checkpoint_defers_the_next_instead_of_queuing_it(self) -> None:
-        played = run(Costs(stall_s=0.0, copy_s=0.25, durable_s=0.75))
-        played.play(100)
-        played.costs = Costs(stall_s=0.0, copy_s=0.25, durable_s=5.5)
-        played.play(60)
-        assert played.told[Verdict.LATE] > 0
-        assert interval(played) in (5, 6)
-
     def test_checkpoints_continue_once_the_late_one_has_failed(self) -> None:
         played = run(FREE)
         played.play(100)
@@ -419,15 +367,6 @@ class TestDeferral:
         played.in_flight.clear()
         played.tuner.ended(name, end_s=played.now_s, measured=None)
         assert played.play(12)
-
-    def test_no_third_checkpoint_starts_while_two_are_in_flight(self) -> None:
-        played = run(Costs(stall_s=0.0, copy_s=0.4, durable_s=2.2))
-        played.play(80)
-        for _ in range(40):
-            played.iterate()
-            active = len(played.in_flight)
-            if played.decide() is Verdict.TAKE:
-                assert active < 2
 
     def test_no_checkpoint_starts_before_one_of_unknown_duration_ends(self) -> None:
         played = run(cached=replace(CACHED, cost_s=0.0, cost_upper_s=0.0))
@@ -451,10 +390,8 @@ class TestTheBoundary:
     @pytest.mark.parametrize(
         ("boundary_s", "steps"),
         [
-            (0.01, 14),  # 0.53 / (0.05 - 0.01): it touches one, two are its aftermath
-            (0.02, 19),  # 0.56 / 0.03 = 18.7
-            (0.04, 25),  # 0.62 / 0.025: half of the budget is left for checkpoints
-            (0.2, 44),  # 1.1 / 0.025
+            (0.02, 19),  # 0.56 / (0.05 - 0.02): it touches one, two are its aftermath
+            (0.2, 44),  # 1.1 / 0.025: half of the budget is left for checkpoints
         ],
     )
     def test_its_cost_is_deducted_from_the_budget(self, boundary_s: float, steps: int) -> None:
@@ -471,23 +408,7 @@ class TestTheBoundary:
         assert sum(found) / len(found) == pytest.approx(steps, abs=1)
         assert max(abs(gap - steps) for gap in found) <= steps // 8 + 1
 
-    @pytest.mark.parametrize(
-        ("boundary_s", "left_s"), [(0.0, 0.05), (0.01, 0.04), (0.04, 0.025), (0.2, 0.025)]
-    )
-    def test_a_clean_iteration_earns_less_by_it_but_at_least_half(
-        self, boundary_s: float, left_s: float
-    ) -> None:
-        played = run(Costs(stall_s=0.5))
-        played.boundary_s = boundary_s
-        played.play(300)
-        while played.tuner._charges._open:
-            played.iterate()
-        balance_s = played.tuner.balance_s
-        for _ in range(5):
-            played.iterate()
-        assert played.tuner.balance_s == pytest.approx(balance_s + 5 * left_s, rel=2e-3)
-
-    @pytest.mark.parametrize("boundary_s", [0.0, 0.01, 0.04, 0.2])
+    @pytest.mark.parametrize("boundary_s", [0.01, 0.2])
     def test_it_is_counted_in_full(self, boundary_s: float) -> None:
         played = run(Costs(stall_s=0.5))
         played.boundary_s = boundary_s
@@ -496,13 +417,6 @@ class TestTheBoundary:
             played.iterate()
         assert played.tuner.overhead_s == pytest.approx(played.true_s)
         assert played.true_overhead <= max(0.05, boundary_s + 0.025)
-
-    def test_iterations_so_short_that_it_uses_up_everything_still_get_checkpoints(self) -> None:
-        played = run(Costs(stall_s=0.0005, copy_s=0.0002, durable_s=0.0008))
-        played.iteration_s, played.boundary_s = 0.001, 0.0001  # p T is half of that
-        played.play(5000)
-        assert interval(played) == 32  # 0.0008 / 0.000025
-        assert len(played.taken) > 140
 
     def test_irregular_iterations_pay_it_too(self) -> None:
         played = run()
@@ -521,11 +435,9 @@ class TestRhythms:
         assert {*steps} == {3, 4}
         assert all(sum(steps[i : i + 4]) == 13 for i in range(len(steps) - 3))
 
-    @pytest.mark.parametrize(("stall_s", "spread"), [(0.48, 1), (0.98, 2)])  # 9.6; 19.6
-    def test_longer_intervals_are_spread_evenly_around_theirs(
-        self, stall_s: float, spread: int
-    ) -> None:
-        played = run(Costs(stall_s=stall_s))
+    def test_longer_intervals_are_spread_evenly_around_theirs(self) -> None:
+        spread = 2
+        played = run(Costs(stall_s=0.98))  # 19.6
         played.play(300)
         planned = interval(played)
         steps = gaps(played.play(100 * planned))
@@ -550,26 +462,12 @@ class TestRhythms:
         assert played.true_overhead <= 0.03
         assert interval(played) in (5, 6, 7)  # 5.5
 
-    def test_every_tenth_iteration_being_slow_is_not_blamed_on_checkpoints(self) -> None:
-        played = run(Costs(stall_s=0.01, copy_s=0.0, durable_s=9.4))
-        found = []
-        for _ in range(4000):
-            played.iterate(extra_s=5.0 if played.step % 10 == 0 else 0.0)
-            played.decide()
-            found.append(interval(played) if played.tuner.plan else 0)
-        # The storage term is 10 at most. In 9.4 s, wherever they begin, are more of the long ones
-        # than of all iterations: that looks like a cost of about 0.75 s, 12 to 15 steps. What
-        # all the slow ones would cost is 144.
-        assert statistics.median(found[1000:]) <= 30
-        assert max(found[1000:]) <= 50
-        assert len(played.taken) >= 4000 / 30
-
 
 class TestOutliers:
     def test_every_eighth_checkpoint_that_is_slow_is_paid_for(self) -> None:
         played = run(Costs(stall_s=0.1))
         over_s = []
-        for _ in range(20_000):
+        for _ in range(12_000):
             played.iterate()
             played.costs = Costs(stall_s=0.1, slow_s=30.0 if len(played.taken) % 8 == 7 else 0.0)
             played.decide()
@@ -580,8 +478,7 @@ class TestOutliers:
         claimed = played.tuner.measured_overhead
         assert claimed == pytest.approx(played.true_overhead, abs=0.002)
 
-    @pytest.mark.parametrize("slow_part", [0.005, 0.02, 0.05])
-    @pytest.mark.parametrize("slow_s", [10.0, 30.0])
+    @pytest.mark.parametrize(("slow_part", "slow_s"), [(0.005, 30.0), (0.05, 10.0)])
     def test_rare_slow_iterations_of_a_plain_loop_do_not_hide_what_checkpoints_cost(
         self, slow_part: float, slow_s: float
     ) -> None:
@@ -595,25 +492,6 @@ class TestOutliers:
         claimed = played.tuner.measured_overhead
         assert claimed is not None
         assert 0.015 <= claimed <= 0.05
-
-    def test_an_extreme_cost_among_the_first_is_forgotten_once_it_is_paid_for(self) -> None:
-        played = run(Costs(stall_s=0.1))
-        while len(played.taken) < 2:
-            played.play(1)
-        played.costs = Costs(stall_s=0.1, slow_s=60.0)
-        while len(played.taken) < 3:
-            played.play(1)
-        played.costs = Costs(stall_s=0.1)
-        played.play(8)
-        assert -4 < played.tuner.balance_s < -2  # as if it were an outlier that comes anyway
-        paid = played.step
-        while played.tuner.balance_s < 0:
-            played.play(1)
-            paid += 1
-            assert paid < 200
-        played.play(100)
-        assert interval(played) == 2
-        assert len(played.play(100)) >= 100 / 2.5
 
 
 class TestComparisons:
@@ -668,15 +546,6 @@ class TestTheIterationTime:
         assert 4 * 5 <= measuring + 2 * 5 <= 6 * 8
         assert len(played.taken) > 400
 
-    def test_slower_iterations_are_noticed_in_the_pauses(self) -> None:
-        played = run(Costs(stall_s=0.0, durable_s=0.95))
-        played.play(200)
-        played.iteration_s = 1.3
-        played.play(3000)
-        profile = played.tuner.profile()
-        assert profile is not None
-        assert profile.iteration_s == pytest.approx(1.3)
-
     def test_touched_iterations_shorter_than_clean_ones_are_never_a_credit(self) -> None:
         played = run(Costs(stall_s=0.02, durable_s=0.5))
         played.play(300)
@@ -693,13 +562,6 @@ class TestTheIterationTime:
         profile = played.tuner.profile()
         assert profile is not None
         assert profile.iteration_s == pytest.approx(0.8)
-
-    def test_every_eighth_batch_being_slow_does_not_contradict_t(self) -> None:
-        played = run(FREE)
-        played.play(1000, extra_s=lambda step: 2.0 if step % 8 == 0 else 0.0)
-        taken = len(played.taken)
-        assert played.told[Verdict.MEASURING] < 100
-        assert taken > 50
 
     def test_a_short_last_batch_does_not_contradict_t(self) -> None:
         played = run(Costs(stall_s=0.0, durable_s=0.09))
@@ -724,16 +586,6 @@ class TestTheIterationTime:
         played.iterate(is_regular=False, extra_s=60.0)
         assert played.tuner.profile() == before
 
-    def test_validation_in_a_plain_loop_is_charged_by_little(self) -> None:
-        played = run(Costs(stall_s=0.5))
-        played.play(300)
-        spent_s = played.tuner.overhead_s
-        played.take(is_periodic=False)
-        played.iterate(extra_s=60.0)
-        for _ in range(2 + 4):
-            played.iterate()
-        assert played.tuner.overhead_s == pytest.approx(spent_s + 0.5 + 3.0)
-
     def test_a_systematic_slowdown_however_large_is_charged(self) -> None:
         played = run(Costs(stall_s=0.0, durable_s=0.5, slowdown=9.0))
         played.play(3000)
@@ -748,12 +600,7 @@ class TestBadSamples:
         "bad",
         [
             Iteration(5.0, NAN),
-            Iteration(5.0, 4.0),
-            Iteration(0.0, 1.0, stall_s=NAN),
-            Iteration(0.0, 1.0, overlap_s=-1.0),
-            Iteration(0.0, 1.0, waited_s=-1.0),
             Iteration(0.0, 1.0, waited_s=1.0),
-            Iteration(0.0, 1.0, waited_s=NAN),
         ],
     )
     def test_a_bad_iteration_is_counted_and_changes_nothing_else(self, bad: Iteration) -> None:
@@ -766,10 +613,8 @@ class TestBadSamples:
         assert disturbed.taken == plain.taken
         assert disturbed.tuner.profile() == plain.tuner.profile()
 
-    @pytest.mark.parametrize("measured", [Measured(NAN, 1, 1, 1), Measured(0.1, 1, 1, -1)])
-    def test_a_checkpoint_with_bad_times_is_counted_and_charged_but_not_learned(
-        self, measured: Measured
-    ) -> None:
+    def test_a_checkpoint_with_bad_times_is_counted_and_charged_but_not_learned(self) -> None:
+        measured = Measured(NAN, 1, 1, 1)
         played = run()
         played.play(300)
         before, spent_s = played.tuner.profile(), played.tuner.overhead_s
@@ -782,12 +627,11 @@ class TestBadSamples:
         assert played.tuner.overhead_s == pytest.approx(spent_s + 0.5)
         assert played.tuner.profile() == before
 
-    @pytest.mark.parametrize("end_s", [NAN, INF])
-    def test_a_checkpoint_with_a_bad_end_time_is_over_nevertheless(self, end_s: float) -> None:
+    def test_a_checkpoint_with_a_bad_end_time_is_over_nevertheless(self) -> None:
         played = run(FREE)
         played.play(100)
         played.tuner.started("odd", step=100, start_s=played.now_s, is_periodic=True)
-        played.tuner.ended("odd", end_s=end_s, measured=FREE.measured)
+        played.tuner.ended("odd", end_s=INF, measured=FREE.measured)
         assert played.tuner.num_bad_samples == 1
         assert played.play(5)
 
@@ -799,7 +643,7 @@ class TestBadSamples:
 
 
 class TestTimeliness:
-    @pytest.mark.parametrize("lag", [1, 5, 12])
+    @pytest.mark.parametrize("lag", [1, 12])
     def test_iterations_reported_long_after_a_checkpoint_ended_are_charged_to_it(
         self, lag: int
     ) -> None:
@@ -831,29 +675,6 @@ class TestTimeliness:
             assert played.tuner.plan is None
         played.iterate()
         assert interval(played) == 10
-
-    def test_a_checkpoint_that_failed_at_once_does_not_stay_open(self) -> None:
-        played = run()
-        played.tuner.started("void", step=0, start_s=0.0, is_periodic=False)
-        played.tuner.ended("void", end_s=0.0, measured=None)
-        assert played.play(30)
-
-    def test_a_checkpoint_that_ended_in_a_bad_iteration_does_not_stay_open(self) -> None:
-        played = run()
-        played.play(12)
-        played.tuner.ended("1", end_s=12.75, measured=Costs().measured)
-        played.in_flight.clear()
-        played.stall_s = 0.0
-        played.tuner.iteration(Iteration(12.0, NAN))
-        played.step, played.now_s = 13, 13.0
-        assert played.play(30)
-        assert played.tuner.plan is not None
-
-    def test_checkpoints_that_are_over_are_forgotten(self) -> None:
-        played = run(Costs(stall_s=0.0, durable_s=0.9))
-        played.play(2000)
-        assert len(played.taken) > 1000
-        assert len(played.tuner._charges) <= 2
 
 
 class TestStatic:
@@ -893,12 +714,6 @@ class TestStatic:
 
 
 class TestTheCachedProfile:
-    def test_there_is_a_plan_at_once(self) -> None:
-        told = tuner(cached=CACHED)
-        assert told.plan is not None
-        assert told.plan.interval_steps == 10
-        assert not told.is_measured
-
     def test_a_new_run_does_not_wait_for_a_long_interval(self) -> None:
         played = run(Costs(stall_s=5.0), cached=replace(CACHED, cost_s=5.0, cost_upper_s=6.0))
         played.tuner.continue_from(0)
@@ -936,7 +751,6 @@ class TestTheCachedProfile:
         ("cost_s", "taken"),
         [
             (0.02, [1, 12]),  # three are touched, and then there are eight clean ones
-            (0.1, [2, 13]),
             (0.25, [3, 13]),  # one clean one, three touched, seven clean ones
         ],
     )
@@ -947,19 +761,6 @@ class TestTheCachedProfile:
         played = run(Costs(stall_s=cost_s), cached=cached)
         assert played.play(max(taken)) == taken
         assert played.told[Verdict.MEASURING] > 0
-
-    def test_ranks_do_not_meet_while_nothing_can_come_of_it(self) -> None:
-        played = run(cached=replace(CACHED, cost_s=0.02, cost_upper_s=0.02))
-        played.play(5)
-        assert played.tuner.next_due_step(5) == 5 + 7
-
-    def test_a_plan_from_a_wrong_time_is_replaced_at_once_if_a_cost_is_known(self) -> None:
-        played = run(cached=replace(CACHED, iteration_s=0.1))
-        played.play(3)
-        played.take(is_periodic=False)
-        played.play(12)
-        assert played.tuner.cache_rejected is not None
-        assert interval(played) == 10
 
     def test_the_place_of_the_cached_costs_is_the_place_of_the_first_plan(self) -> None:
         cached = replace(CACHED, host_copy_s=0.9, device_copy_s=0.01, place=SnapshotPlace.DEVICE)
@@ -988,33 +789,11 @@ class TestThePlace:
         played.play(100)
         assert played.tuner.plan.place is SnapshotPlace.DEVICE
 
-    def test_snapshots_return_to_the_host_when_device_memory_is_gone(self) -> None:
-        played = run(Costs(stall_s=0.1, copy_s=2.5, durable_s=3.5, device_copy_s=0.1))
-        played.tuner.free_device_bytes = 5000
-        played.play(100)
-        assert played.tuner.plan is not None
-        assert played.tuner.plan.place is SnapshotPlace.DEVICE
-        played.tuner.free_device_bytes = 10
-        played.play(100)
-        assert played.tuner.plan.place is SnapshotPlace.HOST
-
 
 def test_nothing_is_measured_before_the_first_iteration() -> None:
     told = tuner()
     assert told.measured_overhead is None
     assert told.balance_s == 0
-
-
-@pytest.mark.no_cover  # long runs, of what shorter ones cover
-@given(st.integers(0, 2**32))
-def test_equal_runs_get_equal_decisions(seed: int) -> None:
-    def played() -> Run:
-        chance = random.Random(seed)
-        trial = run(Costs(stall_s=chance.choice([0.0, 0.1, 1.0])))
-        trial.play(150, extra_s=lambda step: 0.2 * chance.random())
-        return trial
-
-    assert played().taken == played().taken
 
 
 class TestManyRanks:
@@ -1053,19 +832,3 @@ class TestManyRanks:
         played.tuner.set_cost_floor({name: 2 * cost for name, cost in costs.items()})
         played.play(100)
         assert interval(played) == raised
-
-
-def test_a_checkpoint_that_the_user_waited_for_is_not_learned_if_there_are_others() -> None:
-    played = run()
-    played.play(100)
-    told, now_s = played.tuner, played.now_s
-    before = told.profile()
-    told.started("asked for", step=played.step, start_s=now_s, is_periodic=False)
-    told.ended("asked for", end_s=now_s + 50, measured=Costs().measured)
-    told.iteration(Iteration(now_s, now_s + 60, stall_s=9.0, waited_s=50.0))
-    for after in range(60, 63):
-        told.iteration(Iteration(now_s + after, now_s + after + 1))
-    after_it = told.profile()
-    assert before is not None
-    assert after_it is not None
-    assert after_it.cost_s == before.cost_s

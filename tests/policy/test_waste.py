@@ -30,10 +30,6 @@ def best_interval_s(cost_s: float, mtbf_s: float) -> float:
     return (low + high) / 2
 
 
-def test_young_by_hand() -> None:
-    assert young_interval_s(2, mtbf_s=10_000) == pytest.approx(200)
-
-
 def test_daly_by_hand() -> None:
     # o / 2M = 1e-4, its root 0.01: 200 x (1 + 0.01 / 3 + 1e-4 / 9) - 2
     assert daly_interval_s(2, mtbf_s=10_000) == pytest.approx(198.66888889)
@@ -46,20 +42,6 @@ def test_a_free_checkpoint_is_taken_without_pause() -> None:
 @pytest.mark.parametrize("cost_s", [200, 201, 1e6])
 def test_checkpoints_that_cost_more_than_two_lifetimes_are_taken_once_in_one(cost_s: float) -> None:
     assert daly_interval_s(cost_s, mtbf_s=100) == 100
-
-
-@given(cost_s=st.floats(1e-6, 1e-3), mtbf_s=st.floats(1e4, 1e6))
-def test_daly_becomes_young_where_checkpoints_are_cheap(cost_s: float, mtbf_s: float) -> None:
-    young_s = young_interval_s(cost_s, mtbf_s=mtbf_s)
-    assert daly_interval_s(cost_s, mtbf_s=mtbf_s) == pytest.approx(young_s, rel=1e-3)
-
-
-@given(low=st.floats(0, 1e4), more=st.floats(0, 1e4), mtbf_s=st.floats(1, 1e4))
-def test_expensive_checkpoints_are_never_taken_more_often(
-    low: float, more: float, mtbf_s: float
-) -> None:
-    cheap_s = daly_interval_s(low, mtbf_s=mtbf_s)
-    assert daly_interval_s(low + more, mtbf_s=mtbf_s) >= cheap_s * (1 - 1e-9)
 
 
 @given(cost_s=COSTS, mtbf_s=MTBFS)
@@ -80,16 +62,11 @@ def test_goodput_of_cheap_checkpoints_is_the_chance_to_get_through_a_restart(
     assert found == pytest.approx(math.exp(-restart_s / 1080), rel=0.02)
 
 
-def test_goodput_without_failures_is_the_share_of_work() -> None:
-    assert goodput(90, cost_s=10, mtbf_s=1e12) == pytest.approx(0.9)
-
-
 def test_goodput_of_a_hopeless_run_is_nothing_rather_than_an_overflow() -> None:
     assert goodput(1e6, cost_s=1, mtbf_s=1) == 0
     assert goodput(1, cost_s=1, mtbf_s=1, restart_s=1e6) == 0
 
 
-BAD = [float("nan"), float("inf"), -1.0]
 CALLS: dict[str, Callable[..., float]] = {
     "cost_s": lambda value: daly_interval_s(value, mtbf_s=1),
     "mtbf_s": lambda value: daly_interval_s(1, mtbf_s=value),
@@ -99,18 +76,11 @@ CALLS: dict[str, Callable[..., float]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-@pytest.mark.parametrize("value", BAD)
-def test_nonsense_is_refused_by_name_with_what_was_found(name: str, value: float) -> None:
-    with pytest.raises(ConfigError, match=f"{name}: expected finite seconds >=? 0, got {value}"):
-        CALLS[name](value)
-
-
-@pytest.mark.parametrize("name", ["mtbf_s", "interval_s"])
-def test_zero_is_refused_where_it_makes_no_sense(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}: expected finite seconds > 0, got 0"):
-        CALLS[name](0.0)
-
-
-def test_young_refuses_a_negative_cost() -> None:
-    with pytest.raises(ConfigError, match=r"cost_s: expected finite seconds >= 0, got -1"):
-        young_interval_s(-1, mtbf_s=1)
+def test_nonsense_is_refused_by_name_with_what_was_found(name: str) -> None:
+    for value in (float("nan"), float("inf"), -1.0):
+        said = f"{name}: expected finite seconds >=? 0, got {value}"
+        with pytest.raises(ConfigError, match=said):
+            CALLS[name](value)
+    if name in ("mtbf_s", "interval_s"):
+        with pytest.raises(ConfigError, match=f"{name}: expected finite seconds > 0, got 0"):
+            CALLS[name](0.0)

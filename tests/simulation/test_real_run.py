@@ -10,9 +10,8 @@ import torch
 
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 from checkfreq.policy.tuner import Iteration, Measured, RateTuner
-from checkfreq.simulation.deciders import FixedInterval
 from checkfreq.simulation.recorded import Recording, read_trace
-from checkfreq.simulation.retrace import as_recorded, policy_of, retrace
+from checkfreq.simulation.retrace import policy_of
 from checkfreq.simulation.series import take_apart
 from checkfreq.types import Objective
 
@@ -98,18 +97,6 @@ def test_the_policy_plans_again_what_it_planned_when_told_what_was_recorded(chk_
         assert (planned is None) == (again is None)
         # Times are rounded, and a small change of the plan is damped.
         assert planned is None or again == pytest.approx(planned, rel=0.15, abs=1)
-
-
-def test_a_fixed_interval_replayed_comes_to_what_was_recorded(chk_dir: Path) -> None:
-    trained(chk_dir, mode=CFMode.MANUAL, chk_freq=80, num=400)
-    run = read_trace(chk_dir)
-    series = take_apart(run)
-    recorded, replayed = as_recorded(series), retrace(series, FixedInterval(80))
-    assert run.interval_steps == 80
-    assert [each.at for each in recorded.placed] == [cost.index for cost in series.costs]
-    assert {each.planned_steps for each in recorded.placed} == {80}
-    # On a busy machine some of them are late, in the replay as well.
-    assert len(replayed.placed) == pytest.approx(len(recorded.placed), rel=0.3, abs=1)
 
 
 def test_a_second_run_in_the_directory_follows_the_first_in_its_trace(chk_dir: Path) -> None:

