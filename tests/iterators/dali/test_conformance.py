@@ -29,8 +29,6 @@ def test_every_state_resumes_exactly(
     assert shuffle or first.ids == tuple(range(min(n, batch)))
 
 
-
-
 #: Of the pipeline, and of the iterator over it.
 BUILT: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),

@@ -24,7 +24,7 @@ from iterators import (
 )
 from iterators.dali import DALILoader, FileReader
 from iterators.dali.graph import sole_source
-from iterators.testing import FakeManager, digest, walk
+from iterators.testing import digest, walk
 from tests.iterators.dali.native_pipelines import put, write_images
 from tests.iterators.dali.pipelines import (
     KEYS,
@@ -54,12 +54,6 @@ def counting(files: list[str], batch: int, **settings: Any) -> Counting:
 # Entering
 
 
-def test_what_was_prefetched_where_training_begins_is_used(paths: list[str]) -> None:
-    iterator = counting(paths[:12], 3, seed=1, resume_epoch=2, resume_index=3)
-    served(DALILoader(iterator), epoch=2, start=3)
-    assert iterator.asked == 3
-
-
 def test_the_next_epoch_is_prefetched_while_the_last_batch_is_used(paths: list[str]) -> None:
     iterator = counting(paths[:10], 3, seed=0)
     loader = DALILoader(iterator)
@@ -84,15 +78,6 @@ def test_a_pause_throws_nothing_away_and_a_different_place_what_was_prefetched(
     iterator = counting(paths[:40], 2)
     served(DALILoader(iterator), epoch=0, start=30)
     assert iterator.asked == 5 + 3
-
-
-def test_an_iterator_that_prepares_nothing_starts_with_the_first_batch(paths: list[str]) -> None:
-    pipe = augmented(reader(paths[:12]), 3)
-    loader = DALILoader(DALIGenericIterator(pipe, KEYS, prepare_first_batch=False))
-    opened = loader.open(epoch=0, start=3)
-    assert sole_source(pipe).num_produced == 0
-    next(opened)
-    assert sole_source(pipe).num_produced == 2
 
 
 @pytest.mark.parametrize("taken", [1, 4])
@@ -179,32 +164,6 @@ def test_a_pipeline_is_let_go_with_its_iterator(paths: list[str]) -> None:
 
 
 # Under CFIterator
-
-
-def test_a_look_is_taken_back_and_a_position_restored_after_it(paths: list[str]) -> None:
-    whole = [one.digest for one in walk(resumable(paths[:10], 3), epochs=2)]
-    state = resumable(paths[:10], 3)
-    for _ in state.steps(5):
-        pass
-    iterator = CFIterator(built(paths[:10], 3), seed=9, cf_manager=FakeManager())
-    for _ in range(2):
-        assert digest(next(iter(iterator))) == whole[0]
-    iterator.load_state_dict(state.state_dict())
-    assert [digest(data) for data in iterator] == whole[5:]
-
-
-def test_an_audited_epoch_is_exact_and_names_files(paths: list[str], images: Path) -> None:
-    loader = DALILoader(built(paths[:10], 3, file_root=images))
-    iterator = CFIterator(loader, audit=True)
-    for _ in iterator.epochs(1):
-        for _ in iterator:
-            pass
-    report = iterator.last_report
-    assert report is not None
-    assert (report.exact, report.faults) == (True, ())
-    assert [loader.name_of(one) for one in (0, 9)] == [
-        str(Path(paths[one]).relative_to(images)) for one in (0, 9)
-    ]
 
 
 def test_a_reader_without_a_seed_takes_torchs_and_gives_way_to_a_restored_runs(
@@ -398,14 +357,10 @@ def test_the_older_executor_is_reported_once_as_unable_to_continue(breakable: li
     loader = DALILoader(iterator)
     with pytest.raises(RuntimeError, match="Critical error") as failure:
         loader.open(epoch=0, start=16)
-    note = last_line_of(failure.value)
-    assert "not needed" in note
-    assert "build it again" in note
-    assert ".jpg" not in note
-    for _ in range(2):
-        with pytest.raises(IterationStateError, match="has stopped at an earlier error") as again:
-            loader.open(epoch=0, start=16)
-        assert "not needed" not in last_line_of(again.value)
+    assert "not needed" in last_line_of(failure.value)
+    with pytest.raises(IterationStateError, match="has stopped at an earlier error") as again:
+        loader.open(epoch=0, start=16)
+    assert "not needed" not in last_line_of(again.value)
 
 
 def test_a_caught_exception_loses_and_repeats_nothing(breakable: list[str]) -> None:

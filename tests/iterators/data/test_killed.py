@@ -19,13 +19,9 @@ two_ranks = pytest.mark.dist
 RUNS = [
     ("datasets map-style", 2, 1),
     ("datasets streaming", 2, 1),
-    ("datasets streaming, shuffled", 0, 1),
-    ("datasets streaming, shuffled", 2, 1),
     pytest.param("datasets streaming, shuffled", 0, 2, marks=two_ranks),
-    ("webdataset shards", 0, 1),
     ("webdataset shards", 2, 1),
     ("webdataset pipeline", 2, 1),
-    ("torchdata nodes", 0, 1),
     ("torchdata nodes", 2, 1),
     pytest.param("torchdata nodes", 0, 2, marks=two_ranks),
     ("mosaicml", 2, 1),
