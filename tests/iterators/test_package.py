@@ -49,6 +49,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.more
 def test_checkfreq_hands_on_the_iterator_beside_a_file_of_that_name(tmp_path: Path) -> None:
     (tmp_path / "iterators.py").write_text("raise RuntimeError('the file was imported')")
     script = tmp_path / "train.py"

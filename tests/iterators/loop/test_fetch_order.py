@@ -20,7 +20,7 @@ from tests.iterators.datasets import Plain
 #: ``(run, main, second)``; ``run`` is told what an update uses, and what else is noted.
 Loop = Callable[["Run", CFIterator, CFIterator], None]
 
-EPOCHS = 3
+EPOCHS = 2
 
 
 def ahead(batches: Iterable[Any], depth: int = 1) -> Iterator[Any]:

@@ -16,7 +16,7 @@ from iterators.protocol import Delivery
 from iterators.testing import FakeManager
 from tests.iterators.datasets import Plain
 
-_EPOCHS = 3
+_EPOCHS = 2
 
 #: ``(run, iterator)``: trains, and may leave objects in ``run.kept`` as a traceback would.
 Loop = Callable[["Run", CFIterator], None]

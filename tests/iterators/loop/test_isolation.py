@@ -66,6 +66,7 @@ def test_a_process_forked_in_the_block_keeps_its_own_numbers() -> None:
     assert torch.initial_seed() == 1
 
 
+@pytest.mark.more
 def test_numpy_need_not_be_there() -> None:
     code = "import sys; sys.modules['numpy'] = None; import torch, iterators.loop.isolation as i\n"
     code += "before = torch.get_rng_state()\nwith i.isolated_rng(): torch.rand(3)\n"

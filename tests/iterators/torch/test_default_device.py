@@ -84,7 +84,12 @@ def on_the_gpu(worker: int) -> None:
 
 @pytest.mark.usefixtures("default_device")
 @pytest.mark.parametrize(
-    ("start", "init", "found"), [("fork", None, "cpu"), ("spawn", on_the_gpu, "cuda:3")]
+    ("start", "init", "found"),
+    [
+        ("fork", None, "cpu"),
+        ("fork", on_the_gpu, "cuda:3"),
+        pytest.param("spawn", on_the_gpu, "cuda:3", marks=pytest.mark.more),
+    ],
 )
 def test_workers_have_the_cpu_or_what_their_init_function_says(
     start: str, init: Callable[[int], None] | None, found: str
