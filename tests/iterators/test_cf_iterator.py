@@ -29,7 +29,7 @@ from iterators.order.epoch import ListedOrder
 from iterators.order.position import Identity, Layout, Position
 from iterators.protocol import Adapter, Delivery
 from iterators.testing import FakeManager, check_resumable
-from tests.iterators.datasets import Augmented, Folder, Plain
+from tests.iterators.datasets import Folder, Plain
 from tests.iterators.streams import Opaque
 
 
@@ -292,17 +292,6 @@ def test_the_next_plain_loop_starts_the_next_epoch_after_an_early_break() -> Non
     assert (iterator.last_report.served, iterator.last_report.not_served) == (4, 6)
     assert iterator.last_report.exact
     next(batches)
-    assert iterator.epoch == 1
-
-
-def test_a_look_after_the_last_update_is_taken_back_too() -> None:
-    manager = FakeManager()
-    iterator = managed(manager)
-    for _ in iterator.epochs(1):
-        for _ in iterator:
-            manager.weight_update()
-    look = next(iter(iterator)).tolist()
-    assert take_all(iterator)[0] == look
     assert iterator.epoch == 1
 
 
@@ -713,28 +702,6 @@ def test_epochs_yields_nothing_when_the_total_is_reached_and_says_so(
         assert "were served before" not in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("other", "field"),
-    [
-        (lambda: loader(9), "n"),
-        (lambda: loader(10, seed=1), "seed"),
-        (lambda: loader(10, shuffle=True), "algorithm"),
-        (lambda: ResumableDataLoader(Augmented(10), 4), "fingerprint"),
-    ],
-)
-def test_a_different_dataset_or_order_is_refused_and_nothing_changes(
-    other: Any, field: str
-) -> None:
-    first = CFIterator(loader())
-    take_all(first)
-    second = CFIterator(other())
-    before = second.state_dict()
-    with pytest.raises(ResumeMismatchError) as caught:
-        second.load_state_dict(first.state_dict())
-    assert caught.value.field == field
-    assert second.state_dict() == before
-
-
 def test_a_different_layout_and_tail_are_accepted_and_logged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -858,19 +825,6 @@ def test_every_rank_reports_and_audits_its_own_share(tail: Any, start: int) -> N
         assert report.not_served == dropped
         served += report.served
     assert served == 10 - dropped
-
-
-def test_only_the_first_faults_are_named() -> None:
-    given = loader(100, 50)
-    iterator = CFIterator(given, audit=True)
-    given._sampler.seek(ListedOrder([7] * 100, num_samples=100), epoch=0, start=0)
-    given._sampler.seek = lambda *_, **__: None  # type: ignore[method-assign]
-    for _ in iterator.epochs(1):
-        take_all(iterator)
-    report = iterator.last_report
-    assert report is not None
-    assert len(report.missing) == 99
-    assert len(report.faults) == 2 + 20  # 7 was doubled in each of the two batches
 
 
 def test_weighted_losses_of_all_ranks_make_the_mean_over_the_batch() -> None:
@@ -1034,19 +988,6 @@ def test_a_replayed_loader_whose_length_is_wrong_resumes(claimed: int) -> None:
     shorter.load_state_dict(manager.positions[3]["train"])
     with pytest.raises(ResumeMismatchError, match="number of batches of the loader is 2"):
         list(shorter)
-
-
-def test_an_error_ahead_in_a_replayed_loader_is_raised_after_the_boundary() -> None:
-    def failing() -> Iterator[int]:
-        yield 1
-        raise OSError("no such file")
-
-    manager = FakeManager()
-    iterator = CFIterator(failing(), exact=False, cf_manager=manager)
-    with pytest.raises(OSError, match="no such file"):
-        for _ in iterator:
-            manager.weight_update()
-    assert manager.events == ["first", "step"]
 
 
 # Arguments

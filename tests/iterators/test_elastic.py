@@ -6,7 +6,7 @@ every position it merges with those of an undisturbed run.
 
 from __future__ import annotations
 
-from itertools import cycle, repeat
+from itertools import repeat
 from typing import Any
 
 import pytest
@@ -33,12 +33,6 @@ INSTANTS = {
     "last batch of all, before its boundary": Life(2, 3, 8),
     "at the end of all": Life(2, 3, 8, End.CLOSED),
 }
-
-
-@pytest.mark.parametrize("end", End)
-def test_ended_after_every_kth_batch_several_times_in_an_epoch(end: End) -> None:
-    lives = (Life(world, batch, 3, end) for world, batch in cycle(LAYOUTS))
-    assert check_lives(rank_of(61), lives, epochs=2) >= 2 * 3
 
 
 @pytest.mark.parametrize(("end", "redone"), [(End.KILLED, 1), (End.CLOSED, 0)])

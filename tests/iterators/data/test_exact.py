@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from iterators import CFIterator, NotResumableError, ResumableSampler, ShuffledStream
 from iterators.errors import CorruptPositionError, ResumeMismatchError
-from iterators.testing import check_resumable
+from iterators.testing import check_resumable, digest
+from tests.fork_server import FORK_SERVER
 from tests.iterators.data import sources
 from tests.iterators.data.sources import LOADERS, NUM_SAMPLES, make, require_installed
 
@@ -30,6 +33,31 @@ pytestmark = [
 def test_a_loader_resumes_from_every_place(kind: str, tmp_path: Path) -> None:
     require_installed(kind)
     assert check_resumable(lambda: CFIterator(make(kind, tmp_path), seed=5)) > NUM_SAMPLES / 2
+
+
+def rest_after(reports: Connection, kind: str, folder: Path, batches: int) -> None:
+    """Send the state after some batches, and digests of the rest of the epoch."""
+    iterator = CFIterator(make(kind, folder, workers=2), seed=5)
+    for _ in iterator.steps(batches):
+        pass
+    reports.send(json.dumps(iterator.state_dict()))
+    reports.send([digest(batch) for batch in iterator])
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_process_goes_on_where_another_with_workers_was(kind: str, tmp_path: Path) -> None:
+    require_installed(kind)
+    reports, theirs = FORK_SERVER.Pipe(duplex=False)
+    process = FORK_SERVER.Process(target=rest_after, args=(theirs, kind, tmp_path, 4))
+    process.start()
+    theirs.close()
+    state, rest = json.loads(reports.recv()), reports.recv()
+    process.join()
+    iterator = CFIterator(make(kind, tmp_path, workers=2), seed=5)
+    iterator.load_state_dict(state)
+    assert len(rest) > 2
+    assert [digest(batch) for batch in iterator] == rest
 
 
 # Hugging Face's datasets

@@ -37,9 +37,6 @@ from iterators import (
     ResumableDataLoader,
     ResumeMismatchError,
 )
-from iterators.order.batch_requests import (
-    fetches_by_batch,
-)
 from iterators.order.fingerprint import dataset_fingerprint
 from iterators.testing import digest
 from iterators.torch.worker_start import WorkerStart
@@ -178,18 +175,6 @@ def test_a_dataset_that_fetches_by_batch_is_asked_by_batch() -> None:
     assert dataset.calls == 3
     with pytest.raises(ValueError, match="returned 3 samples for 4 ids"):
         list(ResumableDataLoader(Losing(4), 4).open(epoch=0, start=0))
-
-
-def test_a_subset_is_seeded_by_sample_though_it_has_a_batch_fetch() -> None:
-    assert not fetches_by_batch(Subset(Augmented(5), [0, 2]))
-    assert fetches_by_batch(Subset(ByBatch(5), [0, 2]))
-    subset = Subset(Augmented(9), [8, 6, 4, 2, 0])
-
-    def samples(batch: int) -> list[str]:
-        loader = ResumableDataLoader(subset, batch, collate_fn=list)
-        return [digest(one) for part in loader.open(epoch=0, start=0) for one in part.data]
-
-    assert samples(2) == samples(5)
 
 
 def test_worker_init_reaches_the_users_dataset_that_was_pickled() -> None:

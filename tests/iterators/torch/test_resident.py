@@ -160,15 +160,6 @@ def test_a_folder_holds_what_torchvisions_does(folder: Path) -> None:
     ]
 
 
-def test_a_folder_is_stacked_through_the_load_transform(folder: Path) -> None:
-    resident = ResidentDataset.from_folder(
-        folder, rank=0, world=1, load_transform=np.array, device="cpu"
-    )
-    images, labels = next(iter(DataLoader(resident, 4, collate_fn=resident.collate)))
-    assert (images.shape, images.dtype) == ((4, 2, 3, 3), torch.uint8)
-    assert labels.tolist() == [0, 0, 0, 1]
-
-
 def test_a_folder_is_read_by_the_users_loader_for_its_share_alone(folder: Path) -> None:
     read: list[str] = []
     resident = ResidentDataset.from_folder(
