@@ -47,6 +47,7 @@ def test_the_order_of_version_1_never_changes(
     key: tuple[int, int, int], first: list[int], last: int
 ) -> None:
     order = EpochOrder(*key)
+    assert order.algorithm == "feistel-1"
     assert order.ids(np.arange(len(first))).tolist() == first
     assert order.ids(order.n - 1).tolist() == [last]
 
@@ -116,7 +117,7 @@ def test_impossible_keys_are_refused(key: tuple[int, int, int]) -> None:
 
 def test_a_listed_order_may_repeat_samples_but_not_invent_them() -> None:
     order = ListedOrder([2, 0, 2], num_samples=3)
-    assert order.n == 3
+    assert (order.algorithm, order.n) == ("listed-1", 3)
     assert order.ids([2, 1]).tolist() == [2, 0]
     with pytest.raises(IndexError, match="expected values in"):
         ListedOrder([3], num_samples=3)
@@ -144,4 +145,5 @@ def test_hashes_of_many_are_those_of_each(numbers: list[int], last: list[int]) -
 
 def test_in_the_unshuffled_order_a_sample_stands_at_its_own_place() -> None:
     order = SequentialOrder(3)
+    assert order.algorithm == "sequential-1"
     assert order.ids([2, 0]).tolist() == order.positions([2, 0]).tolist() == [2, 0]
