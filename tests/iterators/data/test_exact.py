@@ -45,7 +45,7 @@ def rest_after(reports: Connection, kind: str, folder: Path, batches: int) -> No
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("kind", LOADERS)
+@pytest.mark.parametrize("kind", [one for one in LOADERS if one != "mosaicml"])
 def test_a_process_goes_on_where_another_with_workers_was(kind: str, tmp_path: Path) -> None:
     require_installed(kind)
     reports, theirs = FORK_SERVER.Pipe(duplex=False)
