@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import iterators
-from iterators.order.epoch import EpochOrder
 
 PACKAGE = Path(iterators.__file__).parent
 
@@ -38,60 +36,6 @@ def test_nothing_is_imported_from_checkfreq() -> None:
             assert not any(name.split(".")[0] == "checkfreq" for name in names), path
 
 
-KILLED = """
-import json, os, signal, sys
-from torch.utils.data import DataLoader, TensorDataset
-import torch
-from iterators import CFIterator
-
-path, kill_at = sys.argv[1], int(sys.argv[2])
-class Manager:
-    update_attempts, stopped = 0, False
-    def register_position(self, name, source): self.source = source
-    def before_first_batch(self): pass
-    def step(self):
-        saved["position"] = self.source.state_dict()
-        with open(path + ".new", "w") as file: json.dump(saved, file)
-        os.replace(path + ".new", path)
-    end_epoch = step
-
-saved = json.load(open(path)) if os.path.exists(path) else {"history": []}
-manager = Manager()
-loader = DataLoader(TensorDataset(torch.arange(29)), 4, shuffle=True, num_workers=kill_at % 3)
-iterator = CFIterator(loader, seed=6, cf_manager=manager)
-if "position" in saved:
-    iterator.load_state_dict(saved["position"])
-served = 0
-for _ in iterator.epochs(3):
-    for (ids,) in iterator:
-        served += 1
-        if served == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        saved["history"] += ids.tolist()
-        manager.update_attempts += 1
-"""
-
-
-@pytest.mark.crash
-@pytest.mark.parametrize("kills", [(1, 8, 3)])
-def test_a_process_killed_several_times_serves_every_sample_once(
-    tmp_path: Path, kills: tuple[int, ...]
-) -> None:
-    saved = tmp_path / "saved.json"
-    for kill_at in (*kills, 0):
-        done = subprocess.run(
-            [sys.executable, "-c", KILLED, str(saved), str(kill_at)],
-            check=False,
-            cwd=PACKAGE.parent,
-            timeout=400,
-        )
-        assert done.returncode == (-9 if kill_at else 0)
-    state = json.loads(saved.read_text())
-    orders = [EpochOrder(29, 6, epoch).ids(range(29)).tolist() for epoch in range(3)]
-    assert state["history"] == [one for order in orders for one in order]
-    assert (state["position"]["epoch"], state["position"]["position"]) == (3, 0)
-
-
 BESIDE = """
 import multiprocessing, sys
 from checkfreq import CFIterator, isolated_rng
@@ -105,6 +49,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.more
 def test_checkfreq_hands_on_the_iterator_beside_a_file_of_that_name(tmp_path: Path) -> None:
     (tmp_path / "iterators.py").write_text("raise RuntimeError('the file was imported')")
     script = tmp_path / "train.py"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from nvidia.dali import Pipeline, fn, ops, pipeline_def, types
+from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch import DALIGenericIterator, LastBatchPolicy
 from PIL import Image
 
@@ -112,34 +112,6 @@ def conditional(root: str) -> Any:
     else:
         changed = arrays * fn.cast(fn.random.uniform(range=[0, 100]), dtype=types.INT64)
     return changed, arrays
-
-
-@pipeline_def
-def from_tar(path: str) -> Any:
-    """Two files of each sample of a tar archive."""
-    first, second = fn.readers.webdataset(
-        paths=[path],
-        ext=["a", "b"],
-        name="Reader",
-        pad_last_batch=True,
-        random_shuffle=True,
-        initial_fill=3,
-    )
-    return first, second
-
-
-class OldStyle(Pipeline):
-    """A pipeline defined as a class of operators."""
-
-    def __init__(self, paths: list[str], **settings: Any) -> None:
-        super().__init__(**settings)
-        self.read = ops.readers.File(files=paths, pad_last_batch=True, shuffle_after_epoch=True)
-        self.decode = ops.decoders.Image()
-        self.crop = ops.RandomResizedCrop(size=6)
-
-    def define_graph(self) -> Any:
-        encoded, labels = self.read(name="Reader")
-        return self.crop(self.decode(encoded)), labels
 
 
 def settings_of(spec: Spec, checkpoint: bytes | None) -> dict[str, Any]:

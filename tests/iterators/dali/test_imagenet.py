@@ -20,10 +20,8 @@ from iterators.testing import check_resumable, walk
 Window = tuple[int, int, int, int]
 Range = tuple[float, float]
 
-#: Scale and ratio, and whether one of ten tries fits: for some images, or for none.
 RANGES: list[tuple[Range, Range, set[bool]]] = [
     ((0.08, 1.0), (3 / 4, 4 / 3), {True, False}),
-    ((0.5, 1.0), (0.25, 4.0), {True, False}),
     ((1.0, 1.0), (1.0, 1.0), {True, False}),
     ((0.9, 1.0), (0.3, 0.4), {False}),
     ((0.9, 1.0), (3.0, 4.0), {False}),
@@ -109,12 +107,8 @@ def val(images: Path, batch: int, **settings: Any) -> DALILoader:
     return imagenet_val(images, batch, image_size=14, num_threads=1, **settings)
 
 
-@pytest.mark.parametrize("tail", ["short", "drop"])
-def test_training_resumes_from_every_state(images: Path, tail: str) -> None:
-    check_resumable(lambda: CFIterator(train(images, 16, seed=2, tail=tail)))
-
-
-def test_validation_comes_in_order_and_resumes(images: Path) -> None:
+def test_training_and_validation_resume_from_every_state(images: Path) -> None:
+    check_resumable(lambda: CFIterator(train(images, 16, seed=2)), epochs=1)
     check_resumable(lambda: CFIterator(val(images, 16)), epochs=1)
     served = walk(CFIterator(val(images, 16)), epochs=1)
     assert [one for batch in served for one in batch.ids or ()] == list(range(40))
@@ -153,12 +147,6 @@ def test_validation_is_resize_and_centre_crop(tmp_path: Path) -> None:
         assert np.abs(levels - resized[top : top + 28, left : left + 28]).mean() < 1
 
 
-def test_images_differ_between_epochs_and_between_seeds(images: Path) -> None:
-    epochs = [walk(CFIterator(train(images, 1, seed=seed)), epochs=2) for seed in (0, 1)]
-    found = {(batch.ids, batch.digest) for served in epochs for batch in served}
-    assert len(found) > 3.5 * 40
-
-
 def test_pictures_are_flipped_or_not(images: Path) -> None:
     loader = train(images, 1, scale=(1.0, 1.0), ratio=(1.0, 1.0))
     pictures: dict[str, list[torch.Tensor]] = {}
@@ -173,17 +161,6 @@ def test_pictures_are_flipped_or_not(images: Path) -> None:
             assert same != mirrored
             flipped += mirrored
     assert 0 < flipped < 3 * len(square)
-
-
-def test_ranks_share_the_training_data(images: Path) -> None:
-    parts = [train(images, 4, rank=rank, world=3).open(epoch=0, start=0) for rank in range(3)]
-    served = [
-        one
-        for part in parts
-        for delivery in part
-        for one in delivery.ids[delivery.weights > 0].tolist()
-    ]
-    assert sorted(served) == list(range(40))
 
 
 @pytest.mark.parametrize("make", [imagenet_train, imagenet_val])

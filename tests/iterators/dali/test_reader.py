@@ -15,9 +15,8 @@ import iterators.dali
 from iterators import EpochOrder
 from iterators.dali import FileReader
 from iterators.dali.files import FileList
-from iterators.dali.source import BatchStart, IndexedSource, SourceSpec, records, uniforms
+from iterators.dali.source import BatchStart, records, uniforms
 from iterators.order.batch_requests import BatchRequestSampler, Share
-from iterators.order.epoch import SequentialOrder
 
 ROOT = Path(iterators.dali.__file__).parents[2]
 
@@ -87,12 +86,8 @@ def test_a_class_folder_may_be_named_like_its_root(
         assert files.path(1).tobytes() == str(root / "train" / "0.jpg").encode()
 
 
-@pytest.mark.parametrize(
-    "root", ["train", "./train", "{here}/train", "{here}//train/", "../{name}/train"]
-)
-@pytest.mark.parametrize(
-    "name", ["{here}/train/c0/x", "{here}//train/./c0//x", "c0/x", "./c0/x", "//{here}/train/c0/x"]
-)
+@pytest.mark.parametrize("root", ["train", "{here}//train/", "../{name}/train"])
+@pytest.mark.parametrize("name", ["{here}//train/./c0//x", "./c0/x", "//{here}/train/c0/x"])
 def test_only_the_root_itself_is_cut_from_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str, name: str
 ) -> None:
@@ -175,12 +170,6 @@ def test_the_share_is_that_of_the_torch_adapter(
         assert found == expected
 
 
-def test_a_block_boundary_does_not_show() -> None:
-    found = list(records(SequentialOrder(20_000), Share(4096), BatchStart(0, 0, 5)))
-    assert np.array_equal(np.concatenate([one.ids for one in found]), np.arange(5, 20_000))
-    assert [one.end for one in found] == [4101, 8197, 12293, 16389, 20_000]
-
-
 def test_uniforms_depend_on_seed_epoch_and_sample_alone() -> None:
     ids = np.arange(50_000)
     drawn = uniforms(BatchStart(1, 2, 0), ids, 3)
@@ -229,41 +218,6 @@ def test_every_output_comes_out_as_promised(paths: list[str]) -> None:
     assert len(pipe.run()[0]) == 2
 
 
-def test_by_default_the_label_and_the_uniforms_come_out(paths: list[str]) -> None:
-    for count, expected in ((0, 2), (4, 3)):
-        reader = FileReader(files=paths[:5], num_uniforms=count)
-        pipe = pipeline_def(reader, batch_size=3, num_threads=1, device_id=None)()
-        assert len(pipe.run()) == expected
-
-
-def test_the_process_group_gives_the_shard(paths: list[str]) -> None:
-    import torch.distributed as dist
-
-    def defined() -> Any:
-        return pipeline_def(FileReader(files=paths), batch_size=3, num_threads=1, device_id=None)()
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        defined()
-    finally:
-        dist.destroy_process_group()
-
-
-def test_a_source_ends_each_epoch_and_continues(paths: list[str]) -> None:
-    spec = SourceSpec(FileList.of_files(paths[:5], None, None), "some", shuffle=False)
-    source = IndexedSource(spec, Share(3), seed=None, origin=(0, 0))
-    for epoch in range(2):
-        for _ in range(2):
-            source(None)
-        with pytest.raises(StopIteration):
-            source(None)
-        assert [source.take().begin for _ in range(2)] == [
-            BatchStart(0, epoch, 0),
-            BatchStart(0, epoch, 3),
-        ]
-        assert source.front == BatchStart(0, epoch + 1, 0)
-
-
 # Refusals
 
 
@@ -278,10 +232,8 @@ def test_a_source_ends_each_epoch_and_continues(paths: list[str]) -> None:
         ({"files": ["a"], "seed": -1}, "seed must lie in"),
         ({"files": ["a"], "tail": "pad"}, "tail must be"),
         ({"files": ["a"], "shard_id": 0}, "both rank and world size"),
-        ({"files": ["a"], "shard_id": 2, "num_shards": 2}, "rank must lie in [0, world)"),
         ({"files": ["a"], "num_uniforms": -1}, "num_uniforms is a count"),
         ({"files": ["a"], "resume_index": -1}, "are counts"),
-        ({"files": ["a"], "outputs": ("label", "path")}, "outputs must be distinct names from"),
         ({"files": ["a"], "outputs": ("id", "id")}, "outputs must be distinct names from"),
         ({"files": ["a"], "outputs": "id"}, "outputs must be distinct names from"),
         ({"files": ["a"], "outputs": ("uniforms",)}, "do not go with num_uniforms=0"),
@@ -291,7 +243,7 @@ def test_a_source_ends_each_epoch_and_continues(paths: list[str]) -> None:
 def test_settings_that_contradict_each_other_are_refused(
     settings: dict[str, Any], reason: str
 ) -> None:
-    with pytest.raises(ValueError, match=reason.replace("[", r"\[").replace(")", r"\)")):
+    with pytest.raises(ValueError, match=reason):
         FileReader(**settings)
 
 
@@ -305,53 +257,44 @@ def test_missing_and_empty_folders_are_named(tmp_path: Path) -> None:
         FileReader(file_root=tmp_path)
 
 
-@pytest.mark.parametrize("line", ["a.jpg", "a.jpg one", "a.jpg -1", "a.jpg 2147483648"])
+@pytest.mark.parametrize("line", ["a.jpg", "a.jpg one", "a.jpg -1"])
 def test_a_bad_line_of_a_file_list_is_named(tmp_path: Path, line: str) -> None:
     (tmp_path / "list.txt").write_text(f"ok.jpg 0\n{line}\n")
     with pytest.raises(ValueError, match=r"list.txt, line 2: expected a path and a label"):
         FileReader(file_list=tmp_path / "list.txt")
 
 
-def test_a_reader_called_outside_a_pipeline_definition_is_an_error(paths: list[str]) -> None:
-    with pytest.raises(RuntimeError, match="inside a pipeline definition"):
-        FileReader(files=paths)()
-
-
-def test_a_reader_that_would_serve_nothing_is_refused(paths: list[str]) -> None:
+def test_a_reader_outside_a_pipeline_or_that_would_serve_nothing_is_refused(
+    paths: list[str],
+) -> None:
     reader = FileReader(files=paths[:5], tail="drop")
+    with pytest.raises(RuntimeError, match="inside a pipeline definition"):
+        reader()
     with pytest.raises(ValueError, match="5 files make no whole batch of 8"):
         pipeline_def(reader, batch_size=8, num_threads=1, device_id=None)()
-
-
-def test_cf_det_false_is_logged_once_as_without_effect(
-    paths: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level("INFO"):
-        FileReader(files=paths, cf_det=False)
-        FileReader(files=paths, cf_det=True)
-    assert [one.message for one in caplog.records] == [
-        "cf_det=False has no effect: the order is always deterministic"
-    ]
 
 
 # Without DALI
 
 
-@pytest.mark.parametrize("name", sorted({*iterators.dali.__all__} - {"NativeDALILoader"}))
-def test_without_dali_the_package_imports_and_its_use_says_what_to_install(name: str) -> None:
-    code = f"""
+WITHOUT_DALI = """
 import sys
 sys.modules["nvidia.dali"] = None
 import iterators, iterators.dali
-assert "{name}" in dir(iterators.dali) and "torch" not in sys.modules
-try:
-    iterators.dali.{name}
-except ImportError as error:
-    assert 'pip install "checkfreq[dali]"' in str(error), error
-else:
-    raise AssertionError("no error")
+assert "torch" not in sys.modules
+for name in {*iterators.dali.__all__} - {"NativeDALILoader"}:
+    assert name in dir(iterators.dali)
+    try:
+        getattr(iterators.dali, name)
+    except ImportError as error:
+        assert 'pip install "checkfreq[dali]"' in str(error), error
+    else:
+        raise AssertionError("no error")
 """
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=240)
+
+
+def test_without_dali_the_package_imports_and_its_use_says_what_to_install() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT_DALI], check=True, cwd=ROOT, timeout=240)
 
 
 def test_every_public_name_is_there() -> None:

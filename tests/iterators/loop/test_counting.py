@@ -44,12 +44,15 @@ def test_enumerate_gives_the_index_in_the_epoch_after_a_restore_too() -> None:
     assert [i for i, _ in restored.enumerate(start=1)] == [*range(1, 11)]
 
 
-def test_enumerate_passes_the_boundaries_that_iter_does() -> None:
+@pytest.mark.parametrize(("at", "events"), [(0, ["step", "step"]), (4, ["step"])])
+def test_accumulation_over_enumerate_updates_after_the_same_batches_in_a_resumed_run(
+    at: int, events: list[str]
+) -> None:
     manager = FakeManager()
-    iterator = CFIterator(ResumableDataLoader(Plain(20), 2), cf_manager=manager)
-    for _ in iterator.epochs(2):
+    iterator = interrupted(at=at, manager=manager)
+    for _ in iterator.epochs(1):
         accumulate(iterator.enumerate(), manager, len(iterator))
-    assert manager.events == ["first", *(["step", "step", "end_epoch"] * 2)]
+    assert manager.events == ["first", *events, "end_epoch"]
 
 
 def test_leaving_enumerate_early_leaves_the_epoch() -> None:
@@ -61,14 +64,6 @@ def test_leaving_enumerate_early_leaves_the_epoch() -> None:
             break
     assert [i for i, _ in iterator.enumerate()] == [*range(10)]
     assert iterator.epoch == 1
-
-
-def test_accumulation_over_enumerate_updates_after_the_same_batches_in_a_resumed_run() -> None:
-    manager = FakeManager()
-    iterator = interrupted(at=4, manager=manager)
-    for _ in iterator.epochs(1):
-        accumulate(iterator.enumerate(), manager, len(iterator))
-    assert manager.events == ["first", "step", "end_epoch"]
 
 
 @pytest.mark.parametrize("progress", [iter, wrapped], ids=["bare", "through a progress bar"])
@@ -122,44 +117,42 @@ def test_a_loop_that_asks_for_the_true_index_is_not_warned(
     assert not caplog.records
 
 
-def test_a_loop_without_an_index_is_not_warned(caplog: pytest.LogCaptureFixture) -> None:
-    manager = FakeManager()
-    iterator = interrupted(at=4, manager=manager)
+def without_an_index(iterator: CFIterator, manager: FakeManager) -> None:
     for _ in iterator.epochs(2):
         for _ in iterator:
             manager.weight_update()
-    assert not caplog.records
 
 
-@pytest.mark.parametrize("at", [0, 10])
-def test_a_run_that_was_not_interrupted_in_mid_epoch_is_not_warned(
-    at: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    manager = FakeManager()
-    iterator = interrupted(at=at, manager=manager)
+def over_something_else(iterator: CFIterator, manager: FakeManager) -> None:
+    for _ in enumerate(wrapped([1])):
+        for _ in iterator:
+            manager.weight_update()
+
+
+def carried_over(iterator: CFIterator, manager: FakeManager) -> None:
     for _ in iterator.epochs(2):
         accumulate(enumerate(iterator), manager, len(iterator) + 1)
-    assert not caplog.records
 
 
-def test_batches_counted_in_steps_have_no_epoch_to_be_counted_in(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
-    manager = FakeManager()
-    iterator = interrupted(at=4, manager=manager)
+def in_steps(iterator: CFIterator, manager: FakeManager) -> None:
     for i, _ in enumerate(iterator.steps(8)):
         if i % 3 == 2:
             manager.weight_update()
-    assert not caplog.records
 
 
-def test_an_enumerate_over_something_else_is_not_taken_for_ours(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    ("at", "loop"),
+    [
+        (4, without_an_index),
+        (4, over_something_else),
+        (0, carried_over),
+        (10, carried_over),
+        (4, in_steps),
+    ],
+)
+def test_loops_that_count_nothing_wrong_are_not_warned(
+    at: int, loop: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    iterator = interrupted(at=4)
-    for _ in enumerate(wrapped([1])):
-        for _ in iterator:
-            pass
+    manager = FakeManager()
+    loop(interrupted(at=at, manager=manager), manager)
     assert not caplog.records

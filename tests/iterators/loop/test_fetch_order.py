@@ -20,7 +20,7 @@ from tests.iterators.datasets import Plain
 #: ``(run, main, second)``; ``run`` is told what an update uses, and what else is noted.
 Loop = Callable[["Run", CFIterator, CFIterator], None]
 
-EPOCHS = 3
+EPOCHS = 2
 
 
 def ahead(batches: Iterable[Any], depth: int = 1) -> Iterator[Any]:
@@ -107,8 +107,8 @@ def each_epoch(fetched: Callable[[CFIterator, CFIterator], Iterable[Any]]) -> Lo
 # Look-ahead
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("n", [1, 3, 7])
 def test_a_prefetcher_whose_depth_is_stated_loses_no_batch(n: int, depth: int) -> None:
     loop = each_epoch(lambda main, second: ahead(main, depth))
     whole = check(loop, n=n, lookahead=depth)
@@ -116,40 +116,25 @@ def test_a_prefetcher_whose_depth_is_stated_loses_no_batch(n: int, depth: int) -
     assert whole.events.count("end_epoch") == EPOCHS
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_prefetcher_around_an_accumulating_loop_loses_no_batch(depth: int) -> None:
+def test_a_prefetcher_around_an_accumulating_loop_loses_no_batch() -> None:
     def loop(run: Run, main: CFIterator, second: CFIterator) -> None:
         for _ in main.epochs(EPOCHS):
             group = []
-            for i, batch in ahead(main.enumerate(), depth):
+            for i, batch in ahead(main.enumerate(), 2):
                 group.append(batch)
                 if len(group) == 3 or i == 6:
                     run.update(*group)
                     group.clear()
 
-    check(loop, lookahead=depth)
+    check(loop, lookahead=2)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_a_prefetcher_that_reads_over_the_end_of_an_epoch_loses_no_batch(depth: int) -> None:
+def test_a_prefetcher_that_reads_over_the_end_of_an_epoch_loses_no_batch() -> None:
     def loop(run: Run, main: CFIterator, second: CFIterator) -> None:
-        for batch in itertools.islice(ahead(cycle(main), depth), 20 - main.step):
+        for batch in itertools.islice(ahead(cycle(main), 2), 20 - main.step):
             run.update(batch)
 
-    check(loop, lookahead=depth)
-
-
-def test_a_batch_that_is_drawn_before_the_update_is_not_lost() -> None:
-    def loop(run: Run, main: CFIterator, second: CFIterator) -> None:
-        for _ in main.epochs(EPOCHS):
-            batches = iter(main)
-            batch = next(batches)
-            while batch is not None:
-                following = next(batches, None)
-                run.update(batch)
-                batch = following
-
-    check(loop, lookahead=1)
+    check(loop, lookahead=2)
 
 
 def test_a_prefetched_epoch_that_is_left_early_ends_there() -> None:
@@ -201,10 +186,9 @@ def test_steps_and_a_negative_lookahead_are_refused() -> None:
 # A second iterator
 
 
-@pytest.mark.parametrize("m", [5, 7, 9])
+@pytest.mark.parametrize(("m", "left_at"), [(5, 99), (9, 99), (7, 3)])
 @pytest.mark.parametrize("comes_first", [False, True])
-@pytest.mark.parametrize("left_at", [3, 99])
-def test_zip_may_ask_either_first(m: int, comes_first: bool, left_at: int) -> None:
+def test_zip_may_ask_either_first(m: int, left_at: int, comes_first: bool) -> None:
     def loop(run: Run, main: CFIterator, second: CFIterator) -> None:
         for _ in main.epochs(EPOCHS):
             for one, other in (
@@ -231,19 +215,6 @@ def test_zip_may_be_kept_by_a_variable(comes_first: bool, left_at: int) -> None:
                     break
 
     check(loop, n=3, m=5)
-
-
-def test_what_a_variable_keeps_besides_the_zip_goes_on() -> None:
-    def loop(run: Run, main: CFIterator, second: CFIterator) -> None:
-        others = iter(second)
-        for _ in main.epochs(2):
-            pairs = zip(main, others, strict=False)
-            for one, other in pairs:
-                run.update(one, other)
-                if main.batch == 1:
-                    break
-
-    check(loop, n=3)
 
 
 def test_plain_loops_over_a_kept_zip_lose_nothing() -> None:
@@ -280,10 +251,9 @@ def restarted(second: CFIterator) -> Iterator[Any]:
         yield batch
 
 
-@pytest.mark.parametrize("num_drawn", [1, 2])
 @pytest.mark.parametrize("comes_first", [False, True])
 def test_a_second_source_that_is_opened_again_in_mid_epoch_loses_nothing(
-    num_drawn: int, comes_first: bool
+    comes_first: bool,
 ) -> None:
     def loop(run: Run, main: CFIterator, second: CFIterator) -> None:
         others = restarted(second)
@@ -292,11 +262,11 @@ def test_a_second_source_that_is_opened_again_in_mid_epoch_loses_nothing(
             drawn: list[Any] = []
             while True:
                 if comes_first:
-                    drawn = [next(others) for _ in range(num_drawn)]
+                    drawn = [next(others) for _ in range(2)]
                 if (batch := next(batches, None)) is None:
                     break
                 if not comes_first:
-                    drawn = [next(others) for _ in range(num_drawn)]
+                    drawn = [next(others) for _ in range(2)]
                 run.update(batch, *drawn)
 
     check(loop, n=4, m=3)
@@ -321,21 +291,3 @@ def test_validation_in_the_tail_is_not_repeated() -> None:
             run.noted.append([int(one) for one in second])
 
     assert len({tuple(one) for one in check(loop).noted}) == EPOCHS
-
-
-def test_a_kept_pass_goes_on_after_a_clean_close() -> None:
-    drawn: list[int] = []
-    restored: Any = None
-    for _ in range(3):
-        manager = FakeManager(restored=restored)
-        main = CFIterator(ResumableDataLoader(Plain(6), 1), cf_manager=manager, steps_to_run=2)
-        second = CFIterator(
-            ResumableDataLoader(Plain(6), 1), cf_manager=manager, name="b", marks_steps=False
-        )
-        others = iter(second)
-        for _ in main:
-            drawn.append(int(next(others)))
-            manager.weight_update()
-        manager.close()
-        restored = {"train": main.state_dict(), "b": second.state_dict()}
-    assert drawn == list(range(6))

@@ -17,8 +17,6 @@ from iterators.order.epoch import (
     SequentialOrder,
     fold64,
     fold64_each,
-    mix64,
-    num_rounds,
 )
 
 # Written by version 1 on 2026-11-21. A change here breaks every saved position: add a version.
@@ -49,18 +47,12 @@ def test_the_order_of_version_1_never_changes(
     key: tuple[int, int, int], first: list[int], last: int
 ) -> None:
     order = EpochOrder(*key)
+    assert order.algorithm == "feistel-1"
     assert order.ids(np.arange(len(first))).tolist() == first
     assert order.ids(order.n - 1).tolist() == [last]
 
 
-def test_the_hashes_below_the_order_never_change() -> None:
-    hashes = mix64(np.array([0, 1, 2**64 - 1], dtype=np.uint64)).tolist()
-    assert hashes == [0, 6238072747940578789, 13029008266876403067]
-    assert fold64(0) == 16294208416658607535
-    assert fold64(1, 2, 3) == 7702586659592502839
-
-
-@pytest.mark.parametrize("n", [*range(1, 130), 255, 256, 9_999, 10_000, 65_536, 99_991])
+@pytest.mark.parametrize("n", [*range(1, 34), 255, 256, 9_999, 10_000, 65_536])
 def test_every_sample_has_exactly_one_place(n: int) -> None:
     order = EpochOrder(n, seed=3, epoch=5)
     ids = order.ids(np.arange(n))
@@ -69,40 +61,21 @@ def test_every_sample_has_exactly_one_place(n: int) -> None:
 
 
 @given(n=sizes, seed=seeds, epoch=epochs, data=st.data())
-@settings(max_examples=150)
+@settings(max_examples=100)
 def test_positions_is_the_inverse_of_ids(
     n: int, seed: int, epoch: int, data: st.DataObject
 ) -> None:
-    places = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=20))
+    places = data.draw(st.lists(st.integers(0, n - 1), max_size=20))
     order = EpochOrder(n, seed, epoch)
     ids = order.ids(places)
-    assert ids.min() >= 0
-    assert ids.max() < n
+    assert [order.ids(place).item() for place in places] == ids.tolist()
     assert order.positions(ids).tolist() == places
     assert order.ids(order.positions(places)).tolist() == places
 
 
-@given(n=st.integers(1, 2_000), seed=seeds, epoch=epochs)
-@settings(max_examples=60)
-def test_one_place_at_a_time_gives_the_same_order_as_all_at_once(
-    n: int, seed: int, epoch: int
-) -> None:
-    order = EpochOrder(n, seed, epoch)
-    some = range(0, n, max(1, n // 7))
-    assert [order.ids(place).item() for place in some] == order.ids(np.arange(n))[
-        list(some)
-    ].tolist()
-
-
-def test_seed_epoch_and_size_each_change_the_order() -> None:
-    places = np.arange(50)
-    orders = [(1000, 0, 0), (1000, 1, 0), (1000, 0, 1), (1001, 0, 0)]
-    assert len({tuple(EpochOrder(*key).ids(places).tolist()) for key in orders}) == 4
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 5])
+@pytest.mark.parametrize("n", [2, 5])
 def test_all_orders_of_a_tiny_set_are_equally_likely(n: int) -> None:
-    keys = 3_000
+    keys = 1_500
     found = Counter(
         tuple(EpochOrder(n, seed, 0).ids(np.arange(n)).tolist()) for seed in range(keys)
     )
@@ -111,8 +84,7 @@ def test_all_orders_of_a_tiny_set_are_equally_likely(n: int) -> None:
     assert chi2 < _limit(len(everything) - 1)
 
 
-@pytest.mark.parametrize("n", [300, 9_999, 10_000, 1_000_000])
-@pytest.mark.parametrize("part", [0.0, 0.34, 0.999])
+@pytest.mark.parametrize(("n", "part"), [(300, 0.0), (9_999, 0.34), (1_000_000, 0.999)])
 def test_a_sample_lands_anywhere_with_equal_chance(n: int, part: float) -> None:
     bins, keys = 50, 1_000
     place = int(n * part)
@@ -120,25 +92,8 @@ def test_a_sample_lands_anywhere_with_equal_chance(n: int, part: float) -> None:
     assert _chi2(np.bincount(landed, minlength=bins)) < _limit(bins - 1)
 
 
-def test_neighbours_in_the_order_are_not_correlated() -> None:
-    ids = EpochOrder(200_000, 0, 0).ids(np.arange(200_000)).astype(float)
-    lags = [abs(np.corrcoef(ids[:-lag], ids[lag:])[0, 1]) for lag in range(1, 6)]
-    assert max(lags) < 5 / sqrt(len(ids))
-
-
-def test_the_head_of_a_huge_order_is_unbiased() -> None:
-    n, count = 10**8, 1_000_000
-    head = EpochOrder(n, 0, 0).ids(np.arange(count))
-    z = (head.mean() / n - 0.5) * sqrt(12 * count)
-    assert abs(z) < 4
-
-
-def test_small_sets_get_more_rounds() -> None:
-    assert [num_rounds(n) for n in (5, 255, 256, 9_999, 10_000)] == [24, 24, 12, 12, 6]
-
-
-@pytest.mark.parametrize("bad", [-1, 10, [0, 10], [-1, 3]])
-def test_places_outside_the_epoch_are_refused(bad: object) -> None:
+@pytest.mark.parametrize("bad", [-1, 10, [0, 10]])
+def test_places_outside_the_epoch_and_no_integers_are_refused(bad: object) -> None:
     for order in (
         EpochOrder(10, 0, 0),
         SequentialOrder(10),
@@ -146,15 +101,8 @@ def test_places_outside_the_epoch_are_refused(bad: object) -> None:
     ):
         with pytest.raises(IndexError, match=r"expected values in \[0, 10\)"):
             order.ids(bad)  # type: ignore[arg-type]
-
-
-def test_places_that_are_not_integers_are_refused() -> None:
-    with pytest.raises(TypeError, match="expected integers"):
-        EpochOrder(10, 0, 0).ids([0.5])
-
-
-def test_no_places_give_no_samples() -> None:
-    assert EpochOrder(10, 0, 0).ids([]).tolist() == []
+        with pytest.raises(TypeError, match="expected integers"):
+            order.ids([0.5])
 
 
 @pytest.mark.parametrize(
@@ -163,21 +111,13 @@ def test_no_places_give_no_samples() -> None:
 def test_impossible_keys_are_refused(key: tuple[int, int, int]) -> None:
     with pytest.raises(ValueError, match="must lie in"):
         EpochOrder(*key)
-
-
-def test_an_unknown_version_is_refused() -> None:
     with pytest.raises(ValueError, match="order version 2 is unknown"):
         EpochOrder(5, 0, 0, version=2)
 
 
-def test_the_algorithms_have_names_to_save() -> None:
-    orders = (EpochOrder(3, 0, 0), SequentialOrder(3), ListedOrder([2, 0], num_samples=3))
-    assert [order.algorithm for order in orders] == ["feistel-1", "sequential-1", "listed-1"]
-
-
 def test_a_listed_order_may_repeat_samples_but_not_invent_them() -> None:
     order = ListedOrder([2, 0, 2], num_samples=3)
-    assert order.n == 3
+    assert (order.algorithm, order.n) == ("listed-1", 3)
     assert order.ids([2, 1]).tolist() == [2, 0]
     with pytest.raises(IndexError, match="expected values in"):
         ListedOrder([3], num_samples=3)
@@ -205,4 +145,5 @@ def test_hashes_of_many_are_those_of_each(numbers: list[int], last: list[int]) -
 
 def test_in_the_unshuffled_order_a_sample_stands_at_its_own_place() -> None:
     order = SequentialOrder(3)
+    assert order.algorithm == "sequential-1"
     assert order.ids([2, 0]).tolist() == order.positions([2, 0]).tolist() == [2, 0]

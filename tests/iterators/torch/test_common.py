@@ -57,26 +57,29 @@ def said(
     return said
 
 
-@pytest.mark.usefixtures("process_group")
+FORKED = {"num_workers": 1, "multiprocessing_context": "fork"}
+
+
 @pytest.mark.parametrize(
-    ("python", "how", "times"),
+    ("python", "how", "grouped", "times"),
     [
-        (HANGS, {"num_workers": 1, "multiprocessing_context": "fork"}, 1),
-        (MENDED, {"num_workers": 1, "multiprocessing_context": "fork"}, 0),
-        ((3, 10, 15, "final", 0), {"num_workers": 1, "multiprocessing_context": "fork"}, 0),
-        (HANGS, {"num_workers": 0}, 0),
+        (HANGS, FORKED, True, 1),
+        (HANGS, FORKED, False, 0),
+        (MENDED, FORKED, True, 0),
+        ((3, 10, 15, "final", 0), FORKED, True, 0),
+        (HANGS, {"num_workers": 0}, True, 0),
     ],
 )
 def test_forked_workers_that_may_hang_are_warned_about_once(
-    python: tuple[Any, ...], how: dict[str, Any], times: int, said: Callable[..., int]
+    python: tuple[Any, ...],
+    how: dict[str, Any],
+    grouped: bool,
+    times: int,
+    said: Callable[..., int],
+    request: pytest.FixtureRequest,
 ) -> None:
+    if grouped:
+        request.getfixturevalue("process_group")
     assert said(python, **how) == times
-
-
-def test_there_is_no_warning_without_a_process_group(said: Callable[..., int]) -> None:
-    assert said(HANGS, num_workers=1, multiprocessing_context="fork") == 0
-
-
-def test_spawned_workers_are_not_forked() -> None:
-    assert not forks_workers(DataLoader(Plain(4), num_workers=1, multiprocessing_context="spawn"))
-    assert forks_workers(DataLoader(Plain(4), num_workers=1, multiprocessing_context="fork"))
+    spawned = DataLoader(Plain(4), num_workers=1, multiprocessing_context="spawn")
+    assert not forks_workers(spawned)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import pytest
 import torch.distributed as dist
 from hypothesis import given, settings
@@ -22,7 +21,6 @@ from iterators import (
     EpochOrder,
     IterationStateError,
     NotResumableError,
-    Position,
     ResumableDataLoader,
     ResumableDistributedSampler,
     ResumableGroupedBatchSampler,
@@ -81,7 +79,7 @@ def through_kills(make: MakeRanks, plan: list[tuple[int, int, int]]) -> list[Any
 
 
 @given(sizes, lives, st.booleans(), st.integers(0, 2**64 - 1))
-@settings(max_examples=150)
+@settings(max_examples=50)
 def test_every_sample_is_used_once_through_kills_and_changes_of_the_world(
     n: int, plan: list[tuple[int, int, int]], shuffle: bool, seed: int
 ) -> None:
@@ -90,7 +88,7 @@ def test_every_sample_is_used_once_through_kills_and_changes_of_the_world(
 
 
 @given(st.integers(6, 60), lives)
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_drop_last_leaves_out_less_than_one_round_of_the_largest_world(
     n: int, plan: list[tuple[int, int, int]]
 ) -> None:
@@ -99,7 +97,7 @@ def test_drop_last_leaves_out_less_than_one_round_of_the_largest_world(
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 7), lives)
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_grouped_batches_use_every_sample_once_through_kills_and_changes_of_the_world(
     groups: list[int], batch: int, plan: list[tuple[int, int, int]]
 ) -> None:
@@ -118,38 +116,6 @@ def test_the_ranks_differ_by_at_most_one_and_take_turns_in_one_order(
     assert len(shares[0]) - len(shares[-1]) <= 1
     order = EpochOrder(n, 3, 0).ids(range(n)).tolist() if shuffle else list(range(n))
     assert shares == [order[rank::world] for rank in range(world)]
-
-
-@given(worlds, st.integers(1, 10), st.integers(0, 5), st.booleans())
-def test_lengths_are_those_of_torchs_sampler_where_it_does_not_pad(
-    world: int, rounds: int, rest: int, shuffle: bool
-) -> None:
-    for n, drop in ((world * rounds, False), (world * rounds, True), (world * rounds + rest, True)):
-        ours = ranks_of(n, world, shuffle=shuffle, drop_last=drop)
-        theirs = [
-            DistributedSampler(Plain(n), world, rank, shuffle=shuffle, drop_last=drop)
-            for rank in range(world)
-        ]
-        assert [len(one) for one in ours] == [len(one) for one in theirs]
-        if not shuffle:
-            assert [list(one) for one in ours] == [list(one) for one in theirs]
-        assert [len(list(one)) for one in ours] == [len(one) for one in ours]
-
-
-def test_epochs_differ_in_order_and_repeat_in_a_different_process() -> None:
-    (sampler,) = ranks_of(40, 1, seed=1)
-    orders = []
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        orders.append(list(sampler))
-    assert len({tuple(order) for order in orders}) == 3
-    assert orders == [EpochOrder(40, 1, epoch).ids(range(40)).tolist() for epoch in range(3)]
-
-
-def test_an_order_is_served_in_blocks_that_do_not_show() -> None:
-    sampler = ResumableSampler(Plain(20_000), seed=1)
-    sampler.advance(5)
-    assert np.array_equal(list(sampler), EpochOrder(20_000, 1, 0).ids(range(5, 20_000)))
 
 
 # Resuming
@@ -181,14 +147,6 @@ def test_every_place_of_every_epoch_resumes_to_the_same_rest(make: Callable[[], 
                 sampler.advance()
 
 
-def test_ranks_that_advance_by_the_same_counts_have_the_same_place() -> None:
-    ranks = ranks_of(20, 4)
-    for _ in range(5):
-        for sampler in ranks:
-            sampler.advance()
-        assert len({json.dumps(sampler.state_dict()) for sampler in ranks}) == 1
-
-
 def test_the_last_places_reach_rank_0_and_the_others_wait_before_them() -> None:
     ranks = ranks_of(10, 4)
     for sampler in ranks:
@@ -198,15 +156,6 @@ def test_the_last_places_reach_rank_0_and_the_others_wait_before_them() -> None:
     for sampler in ranks:
         sampler.set_epoch(1)
     assert {sampler.state_dict()["position"] for sampler in ranks} == {0}
-
-
-@pytest.mark.parametrize("make", [lambda: ranks_of(9, 1)[0], lambda: grouped([7] * 9, 1)[0]])
-def test_a_state_is_json_under_a_kilobyte_and_a_position(make: Callable[[], Any]) -> None:
-    sampler = make()
-    sampler.advance(2)
-    text = json.dumps(sampler.state_dict())
-    assert len(text) < 1_000
-    assert Position.from_dict(json.loads(text)).position == 2
 
 
 def test_a_used_up_epoch_is_empty_and_the_log_names_what_to_call(
@@ -228,11 +177,14 @@ def test_an_iterator_that_is_open_keeps_its_epoch_and_place() -> None:
     assert list(sampler) == [4, 5, 6, 7, 8]
 
 
-def test_the_process_group_gives_rank_and_world() -> None:
+def test_the_process_group_gives_rank_and_world_but_not_of_data_that_is_shared_out() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         sampler = ResumableDistributedSampler(Plain(4))
         assert (sampler.rank, sampler.num_replicas) == (0, 1)
+        alone = ResumableSampler(Plain(9), seed=8)
+        loader = ResumableDataLoader.like(DataLoader(Plain(9), 2, sampler=alone))
+        assert (loader.rank, loader.layout.world) == (0, 1)
     finally:
         dist.destroy_process_group()
 
@@ -240,17 +192,7 @@ def test_the_process_group_gives_rank_and_world() -> None:
 # Epochs
 
 
-def test_a_block_left_normally_moves_to_the_next_epoch() -> None:
-    sampler = ResumableSampler(Plain(4))
-    with sampler.in_epoch(2):
-        sampler.advance(3)
-        assert (sampler.epoch, sampler.progress) == (2, 3)
-    assert (sampler.epoch, sampler.progress) == (3, 0)
-    with sampler.in_epoch(2):
-        assert sampler.epoch == 2
-
-
-def test_an_exception_keeps_the_progress_for_its_handler() -> None:
+def test_a_block_moves_to_the_next_epoch_unless_an_exception_leaves_it() -> None:
     sampler = ResumableSampler(Plain(4))
     with pytest.raises(KeyboardInterrupt), sampler.in_epoch(2):
         sampler.advance(3)
@@ -258,6 +200,9 @@ def test_an_exception_keeps_the_progress_for_its_handler() -> None:
     assert (sampler.epoch, sampler.progress) == (2, 3)
     with sampler.in_epoch(2):
         assert list(sampler) == EpochOrder(4, 0, 2).ids([3]).tolist()
+    assert (sampler.epoch, sampler.progress) == (3, 0)
+    with sampler.in_epoch(2):
+        assert sampler.epoch == 2
 
 
 def test_a_different_epoch_needs_the_progress_used_up_or_reset() -> None:
@@ -300,35 +245,18 @@ def trained(loader: DataLoader[Any], sampler: Any, steps: int, unit: Callable[[A
     return used
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kills", [(1, 1, 1), (2, 3, 0)])
-def test_what_a_loader_prefetched_does_not_count(workers: int, kills: tuple[int, ...]) -> None:
+def test_what_a_loader_prefetched_does_not_count() -> None:
     history: list[int] = []
     state = None
-    for steps in (*kills, 100):
+    for steps in (2, 3, 0, 100):
         sampler = ResumableDistributedSampler(Plain(29), seed=2)
         if state:
             sampler.load_state_dict(state)
-        loader = DataLoader(Plain(29), 4, sampler=sampler, num_workers=workers)
+        loader = DataLoader(Plain(29), 4, sampler=sampler, num_workers=2)
         assert len(loader) == 8
         history += trained(loader, sampler, steps, len)
         state = sampler.state_dict()
     assert history == EpochOrder(29, 2, 0).ids(range(29)).tolist()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_grouped_batch_sampler_drives_a_loader(workers: int) -> None:
-    groups = [0, 1] * 11
-    history: list[int] = []
-    state = None
-    for steps in (1, 2, 100):
-        (sampler,) = grouped(groups, 1)
-        if state:
-            sampler.load_state_dict(state)
-        loader = DataLoader(Plain(22), batch_sampler=sampler, num_workers=workers)
-        history += trained(loader, sampler, steps, lambda batch: 1)
-        state = sampler.state_dict()
-    assert history == list(chain.from_iterable(grouped(groups, 1)[0]))
 
 
 def test_persistent_workers_serve_every_epoch_from_one_sampler() -> None:
@@ -368,13 +296,6 @@ def test_drop_last_leaves_out_short_batches_and_those_that_do_not_reach_every_ra
     assert [len(sampler) for sampler in ranks] == [1, 1, 1]
 
 
-def test_batches_of_an_epoch_differ_from_those_of_the_next() -> None:
-    (sampler,) = grouped([0, 1] * 20, 1)
-    first = list(sampler)
-    sampler.set_epoch(1)
-    assert sorted(first) != sorted(sampler)
-
-
 # Refusals
 
 
@@ -382,12 +303,8 @@ def test_batches_of_an_epoch_differ_from_those_of_the_next() -> None:
     ("make", "reason"),
     [
         (lambda: ResumableDistributedSampler(Plain(4), 2, 2), "rank must lie in"),
-        (lambda: ResumableDistributedSampler(Plain(4), 2, -1), "rank must lie in"),
-        (lambda: ResumableDistributedSampler(Plain(4), 0, 0), "rank must lie in"),
         (lambda: ResumableDistributedSampler(Plain(4), 2), "give both rank and world size"),
-        (lambda: ResumableDistributedSampler(Plain(4), rank=0), "give both rank and world size"),
         (lambda: ResumableSampler(Plain(0)), "Plain is empty"),
-        (lambda: ResumableSampler(Plain(4), seed=-1), "seed must lie in"),
         (lambda: ResumableSampler(Plain(4), shuffle=False, seed=-1), "seed must lie in"),
         (lambda: ranks_of(3, 4, drop_last=True), "3 samples do not reach each of 4 ranks"),
         (lambda: grouped([0, 1], 1, 2, drop_last=True), "0 batches do not reach each of 1 ranks"),
@@ -400,16 +317,12 @@ def test_batches_of_an_epoch_differ_from_those_of_the_next() -> None:
             lambda: ResumableGroupedBatchSampler(Plain(2), [0.5, 1.0], 2),  # type: ignore[list-item]
             "got float64",
         ),
+        (lambda: ResumableSampler(object()), "has no length"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(make: Callable[[], Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises((ValueError, NotResumableError), match=reason):
         make()
-
-
-def test_a_dataset_without_a_length_is_refused() -> None:
-    with pytest.raises(NotResumableError, match="has no length"):
-        ResumableSampler(object())
 
 
 def test_advancing_too_far_is_refused_and_changes_nothing() -> None:
@@ -425,28 +338,9 @@ def test_advancing_too_far_is_refused_and_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("saved", "field"),
     [
-        (lambda: ResumableSampler(Plain(5)), "n"),
-        (lambda: ResumableSampler(Plain(4), fingerprint="other"), "fingerprint"),
-        (lambda: ResumableSampler(Plain(4), seed=1), "seed"),
-        (lambda: ResumableSampler(Plain(4), shuffle=False), "algorithm"),
-    ],
-)
-def test_a_state_of_other_data_or_a_different_order_is_refused(
-    saved: Callable[[], Any], field: str
-) -> None:
-    sampler = ResumableSampler(Plain(4))
-    with pytest.raises(ResumeMismatchError) as caught:
-        sampler.load_state_dict(saved().state_dict())
-    assert caught.value.field == field
-
-
-@pytest.mark.parametrize(
-    ("saved", "field"),
-    [
         (lambda: grouped([0, 1] * 6, 1, 2), "batch_size"),
         (lambda: grouped([0, 1] * 6, 1, 3, drop_last=True), "drop_last"),
         (lambda: grouped([0, 0, 1, 1] * 3, 1), "fingerprint"),
-        (lambda: grouped([0, 1] * 6, 1, shuffle=False), "algorithm"),
         (lambda: grouped([0, 1] * 6, 1, seed=1), "seed"),
         (lambda: [ResumableSampler(Plain(4))], "algorithm"),
     ],
@@ -456,6 +350,8 @@ def test_a_state_of_other_batches_is_refused(saved: Callable[[], Any], field: st
     with pytest.raises(ResumeMismatchError) as caught:
         sampler.load_state_dict(saved()[0].state_dict())
     assert caught.value.field == field
+    with pytest.raises(ResumeMismatchError):
+        ResumableSampler(Plain(4)).load_state_dict(ResumableSampler(Plain(5)).state_dict())
 
 
 def test_groups_are_the_same_under_other_numbers() -> None:
@@ -464,44 +360,33 @@ def test_groups_are_the_same_under_other_numbers() -> None:
     assert list(one) == list(other)
 
 
-@pytest.mark.parametrize("change", [{"epoch": 2}, {"position": 99}, {"version": 99}])
-def test_a_damaged_state_is_refused_and_changes_nothing(change: dict[str, int]) -> None:
+def test_a_damaged_state_is_refused_and_changes_nothing() -> None:
     sampler = ResumableSampler(Plain(4))
-    state = {**sampler.state_dict(), **change}
-    with pytest.raises(CorruptPositionError):
-        sampler.load_state_dict(state)
-    state["check"] = _check({name: value for name, value in state.items() if name != "check"})
-    if "epoch" not in change:
+    state = {**sampler.state_dict(), "position": 99}
+    content = {name: value for name, value in state.items() if name != "check"}
+    for damaged in (state, {**content, "check": _check(content)}):
         with pytest.raises(CorruptPositionError):
-            sampler.load_state_dict(state)
+            sampler.load_state_dict(damaged)
     assert (sampler.epoch, sampler.progress) == (0, 0)
 
 
 # Inside CFIterator
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize(("shuffle", "drop_last"), [(True, False), (False, True)])
 def test_a_loader_with_our_sampler_is_rebuilt_in_its_order(shuffle: bool, drop_last: bool) -> None:
     sampler = ResumableDistributedSampler(
         Plain(10), 3, 2, shuffle=shuffle, seed=8, drop_last=drop_last, fingerprint="mine"
     )
-    given = DataLoader(Plain(10), 2, sampler=sampler, drop_last=drop_last)
-    loader = ResumableDataLoader.like(given)
-    assert loader.identity == sampler.identity
-    assert (loader.rank, loader.layout.world) == (2, 3)
-    batches = [one.ids.tolist() for one in loader.open(epoch=0, start=0) if one.ids is not None]
-    assert batches[0] == list(sampler)[:2]
-
-
-def test_pre_sharded_data_is_not_split_again() -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        sampler = ResumableSampler(Plain(9), seed=8)
-        loader = ResumableDataLoader.like(DataLoader(Plain(9), 2, sampler=sampler))
-        assert (loader.rank, loader.layout.world) == (0, 1)
-    finally:
-        dist.destroy_process_group()
+    batches = BatchSampler(sampler, 2, drop_last)
+    for users in (
+        DataLoader(Plain(10), 2, sampler=sampler, drop_last=drop_last),
+        DataLoader(Plain(10), batch_sampler=batches),
+    ):
+        loader = ResumableDataLoader.like(users)
+        assert loader.identity == sampler.identity
+        assert (loader.rank, loader.layout.world, loader.layout.batch) == (2, 3, 2)
+        assert next(loader.open(epoch=0, start=0)).ids.tolist() == list(sampler)[:2]  # type: ignore[union-attr]
 
 
 def test_the_seed_is_the_samplers_and_a_different_one_is_refused() -> None:
@@ -509,24 +394,14 @@ def test_the_seed_is_the_samplers_and_a_different_one_is_refused() -> None:
         return DataLoader(Plain(9), 2, sampler=ResumableSampler(Plain(9), seed=8))
 
     assert CFIterator(loader()).state_dict()["seed"] == 8
-    assert CFIterator(loader(), seed=8).state_dict()["seed"] == 8
     with pytest.raises(ValueError, match="seed is 0 here and 8 in the loader's sampler"):
         CFIterator(loader(), seed=0)
 
 
-def test_the_seed_of_torchs_sampler_is_the_default() -> None:
-    def saved(**options: Any) -> int:
-        sampler: Any = DistributedSampler(Plain(9), 1, 0, seed=8)
-        seed: int = CFIterator(DataLoader(Plain(9), sampler=sampler), **options).state_dict()[
-            "seed"
-        ]
-        return seed
-
-    assert (saved(), saved(seed=0), saved(seed=3)) == (8, 0, 3)
-
-
-@pytest.mark.parametrize("kind", [DistributedSampler, ResumableDistributedSampler])
-@pytest.mark.parametrize(("drop_last", "served"), [(False, 103), (True, 100)])
+@pytest.mark.parametrize(
+    ("kind", "drop_last", "served"),
+    [(DistributedSampler, False, 103), (ResumableDistributedSampler, True, 100)],
+)
 def test_the_tail_is_the_loaders_whatever_the_sampler_drops(
     kind: Any, drop_last: bool, served: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -541,20 +416,6 @@ def test_the_tail_is_the_loaders_whatever_the_sampler_drops(
     assert counted == served
     said = f"all 103 samples of an epoch are served; {kind.__name__}(drop_last=True) alone"
     assert caplog.text.count(f"{said} would serve 102") == (0 if drop_last else 2)
-
-
-def test_a_sampler_that_is_under_way_is_refused_naming_its_place() -> None:
-    sampler = ResumableSampler(Plain(9))
-    sampler.set_epoch(3)
-    sampler.advance(4)
-    with pytest.raises(IterationStateError, match="sample 4 of epoch 3"):
-        CFIterator(DataLoader(Plain(9), 2, sampler=sampler))
-
-
-def test_an_order_of_the_users_own_replaces_our_samplers_too() -> None:
-    given = DataLoader(Plain(9), 2, sampler=ResumableDistributedSampler(Plain(9), 1, 0, seed=7))
-    loader = ResumableDataLoader.like(given, order=lambda seed, epoch: [seed, epoch])
-    assert [one.data.tolist() for one in loader.open(epoch=1, start=0)] == [[7, 1]]
 
 
 def test_a_sampler_and_a_cf_iterator_continue_each_others_states() -> None:
@@ -573,12 +434,11 @@ def test_a_sampler_and_a_cf_iterator_continue_each_others_states() -> None:
     assert not resumed.last_report.exact
 
 
-def test_a_sampler_over_other_data_than_the_loaders_is_refused() -> None:
+def test_a_sampler_of_other_data_or_that_is_under_way_is_refused() -> None:
     with pytest.raises(NotResumableError, match="over other data than the loader's"):
         CFIterator(DataLoader(Plain(9), 2, sampler=ResumableSampler(Plain(8))))
-
-
-def test_a_batch_sampler_over_ours_says_batch_size_and_tail() -> None:
-    batches = BatchSampler(ResumableSampler(Plain(10)), 4, drop_last=True)
-    loader = ResumableDataLoader.like(DataLoader(Plain(10), batch_sampler=batches))
-    assert (loader.layout.batch, loader.identity.tail, len(loader)) == (4, "drop", 2)
+    sampler = ResumableSampler(Plain(9))
+    sampler.set_epoch(3)
+    sampler.advance(4)
+    with pytest.raises(IterationStateError, match="sample 4 of epoch 3"):
+        CFIterator(DataLoader(Plain(9), 2, sampler=sampler))

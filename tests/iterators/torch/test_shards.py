@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import os
 import pickle
@@ -21,15 +20,12 @@ from torch.utils.data import DataLoader
 from iterators import (
     CFIterator,
     NotResumableError,
-    Position,
     ResumableDataLoader,
     ResumableDistributedSampler,
     ResumableGroupedBatchSampler,
     ResumableSampler,
-    ResumeMismatchError,
     ShardedDataset,
 )
-from iterators.loop.cursor import expected_ledger
 from iterators.testing import check_resumable
 from iterators.torch.shards import ShardOrder
 
@@ -85,20 +81,9 @@ def test_the_order_is_a_permutation_with_an_inverse(
     ids = order.ids(np.arange(order.n))
     assert sorted(ids.tolist()) == list(range(order.n))
     assert order.positions(ids).tolist() == list(range(order.n))
-    assert interleaved(order) == ids.tolist()
-
-
-def interleaved(order: ShardOrder) -> list[int]:
-    """The same order the slow way, lane by lane and round by round."""
-    from iterators.torch.shards import _shards_by_lane
-
-    first = np.cumsum([0, *order.lengths])
-    lanes = [
-        [int(first[shard]) + record for shard in lane for record in range(order.lengths[shard])]
-        for lane in _shards_by_lane(order.lengths, order.lanes, order.seed, order.epoch)
-    ]
-    rounds = range(max(map(len, lanes)))
-    return [lane[index] for index in rounds for lane in lanes if index < len(lane)]
+    for walk in (order.ids, order.positions):
+        with pytest.raises(IndexError, match=rf"\[0, {order.n}\)"):
+            walk([order.n])
 
 
 GOLDEN = {
@@ -119,13 +104,6 @@ def test_neighbours_come_from_different_shards_and_each_is_read_forwards() -> No
     assert all(len(set(row)) == 4 for row in shards.reshape(-1, 4).tolist())
     for shard in range(12):
         assert within[shards == shard].tolist() == list(range(50))
-
-
-def test_places_outside_the_epoch_are_refused() -> None:
-    order = ShardOrder((2, 3), 2, 0, 0)
-    for walk in (order.ids, order.positions):
-        with pytest.raises(IndexError, match=r"\[0, 5\)"):
-            walk([5])
 
 
 # The dataset
@@ -164,21 +142,18 @@ def test_going_forward_reads_on_and_decodes_only_what_is_asked_for() -> None:
     assert shelf.closed == 2, "a jump back closes what it leaves"
 
 
-def test_few_readers_stay_open() -> None:
-    shelf = Shelf([5] * 9)
-    whole = ShardedDataset(names(9), shelf, lengths=[5] * 9, lanes=2)
-    for shard in range(9):
-        whole[5 * shard]
-    assert shelf.closed == 5
-
-
-def test_a_resume_reads_at_most_the_shards_of_its_place() -> None:
+def test_a_resume_reads_at_most_the_shards_of_its_place_and_few_readers_stay_open() -> None:
     shelf = Shelf([10] * 6)
     whole = ShardedDataset(names(6), shelf, lengths=[10] * 6, lanes=2)
     for sample in whole.epoch_order(0, 0).ids(np.arange(33, 41)).tolist():
         whole[sample]
     assert len(shelf.read) == 8
     assert len(shelf.opened) <= 4
+    shelf = Shelf([5] * 9)
+    whole = ShardedDataset(names(9), shelf, lengths=[5] * 9, lanes=2)
+    for shard in range(9):
+        whole[5 * shard]
+    assert shelf.closed == 5
 
 
 @pytest.mark.parametrize("ask", [[2], [0, 2], [1]])
@@ -195,11 +170,6 @@ def test_a_shard_that_is_too_short_is_named(ask: list[int]) -> None:
 def test_impossible_arguments_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="lanes must be|need as many (lengths|names)"):
         dataset(**options)
-
-
-def test_a_read_may_return_a_list() -> None:
-    whole = ShardedDataset(["a", "b"], lambda name, start: [f"{name}{i}" for i in range(3)][start:])
-    assert [whole[index] for index in (0, 1, 4, 2, 5, 0)] == ["a0", "a1", "b1", "a2", "b2", "a0"]
 
 
 def test_open_readers_are_neither_pickled_nor_shared_by_fork() -> None:
@@ -225,27 +195,16 @@ def test_the_fingerprint_sees_names_lengths_and_lanes_but_not_the_folder() -> No
     assert len({base, *(fingerprint("/data", **one) for one in changed)}) == 4
 
 
-class Handle:
-    """A shard whose text is its address."""
-
-
 def test_shards_without_lasting_names_need_names_or_a_fingerprint() -> None:
     def handles(**options: Any) -> ShardedDataset:
-        return ShardedDataset(
-            [Handle(), Handle()], lambda shard, start: iter(()), lengths=[1, 2], **options
-        )
+        return ShardedDataset([object()] * 2, records, lengths=[1, 2], **options)
 
-    with pytest.raises(NotResumableError, match=r"a Handle has no name .* names=\[\.\.\.\]"):
+    with pytest.raises(NotResumableError, match=r"a object has no name .* names=\[\.\.\.\]"):
         ResumableDataLoader(handles())
     assert ResumableDataLoader(handles(), fingerprint="mine").identity.fingerprint == "mine"
-    named = [
-        handles(names=["x/a", "x/b"]),
-        handles(names=["y/a", "y/b"]),
-        handles(names=["a", "c"]),
-    ]
-    assert named[0].data_fingerprint() == named[1].data_fingerprint()
-    assert named[0].data_fingerprint() != named[2].data_fingerprint()
-    assert named[0].sample_name(2) == "x/b, record 1"
+    one, moved, other = (handles(names=names) for names in (["x/a", "x/b"], ["y/a", "y/b"], "ac"))
+    assert one.data_fingerprint() == moved.data_fingerprint() != other.data_fingerprint()
+    assert one.sample_name(2) == "x/b, record 1"
 
 
 def test_paths_integers_and_tuples_of_them_are_lasting_names() -> None:
@@ -253,7 +212,6 @@ def test_paths_integers_and_tuples_of_them_are_lasting_names() -> None:
         return ShardedDataset([shard], records, lengths=[1]).data_fingerprint()
 
     assert fingerprint(Path("d/a.tar")) == fingerprint("d/a.tar") == fingerprint(b"d/a.tar")
-    assert fingerprint(3) == fingerprint(np.int64(3))
     assert fingerprint((Path("a"), 3)) == fingerprint(("a", np.int64(3))) != fingerprint(("a", 4))
 
 
@@ -265,50 +223,26 @@ def iterator(*, batch: int = 4, workers: int = 0, shuffle: bool = True, **option
     return CFIterator(loader, seed=5, audit=True)
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_every_state_resumes_exactly_with_other_workers(shuffle: bool) -> None:
-    check_resumable(
-        lambda: iterator(shuffle=shuffle), make_resumed=lambda: iterator(shuffle=shuffle, workers=2)
-    )
-
-
-def test_a_different_batch_size_continues_the_same_order() -> None:
-    first, second = iterator(), iterator(batch=3, workers=1)
-    order = dataset().epoch_order(5, 0)
-    served = [sample for batch in first.steps(2) for sample in batch]
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert Position.from_dict(first.state_dict()).identity.algorithm == "shards-1"
-    for batch in second:
-        served += batch
-    assert served == [dataset()[one] for one in order.ids(range(20)).tolist()]
-    assert second.last_report is None
-    second.finish()
-    assert second.last_report is not None
-    assert second.last_report.exact
-    assert second.last_report.ledger == expected_ledger(order, 20)
+def test_every_state_resumes_exactly_with_other_workers() -> None:
+    check_resumable(iterator, make_resumed=lambda: iterator(workers=2), epochs=1)
 
 
 def test_the_samplers_take_the_order_of_the_shards_as_the_loader_does() -> None:
     whole = dataset()
     order = whole.epoch_order(5, 1).ids(range(20)).tolist()
     sampler = ResumableDistributedSampler(whole, 1, 0, seed=5)
-    sampler.set_epoch(1)
-    assert list(sampler) == order
-    assert list(ResumableSampler(whole, shuffle=False)) == list(range(20))
     grouped = ResumableGroupedBatchSampler(whole, [0] * 20, 4, 1, 0, seed=5)
-    grouped.set_epoch(1)
-    assert [one for batch in grouped for one in batch] == order
-
-    def resumed() -> CFIterator:
-        given = DataLoader(whole, 4, sampler=ResumableDistributedSampler(whole, 1, 0, seed=5))
-        return CFIterator(given)
-
+    for one in (sampler, grouped):
+        one.set_epoch(1)
+    assert list(sampler) == [one for batch in grouped for one in batch] == order
+    assert list(ResumableSampler(whole, shuffle=False)) == list(range(20))
     sampler.advance(8)
-    iterator = resumed()
-    iterator.load_state_dict(sampler.state_dict())
-    next(iter(iterator))
-    assert iterator.last_ids is not None
-    assert iterator.last_ids.tolist() == order[8:12]
+    users = DataLoader(whole, 4, sampler=ResumableDistributedSampler(whole, 1, 0, seed=5))
+    resumed = CFIterator(users)
+    resumed.load_state_dict(sampler.state_dict())
+    next(iter(resumed))
+    assert resumed.last_ids is not None
+    assert resumed.last_ids.tolist() == order[8:12]
 
 
 def test_an_order_with_other_places_than_samples_is_the_samplers_too_but_not_in_groups() -> None:
@@ -319,24 +253,5 @@ def test_an_order_with_other_places_than_samples_is_the_samplers_too_but_not_in_
     half = Half(names(6), records, lengths=LENGTHS)
     assert len(ResumableDistributedSampler(half, 2, 1)) == 5
     assert list(ResumableSampler(half)) == half.epoch_order(0, 0).ids(range(10)).tolist()
-    assert (
-        ResumableSampler(half).identity == ResumableDataLoader(half, shuffle=True, seed=0).identity
-    )
-    with pytest.raises(
-        ValueError, match="Half.epoch_order does not contain each sample exactly once"
-    ):
+    with pytest.raises(ValueError, match="Half.epoch_order does not contain each sample exactly"):
         ResumableGroupedBatchSampler(half, [0] * 20, 4, 1, 0)
-
-
-def test_the_ranks_share_the_shuffled_shards() -> None:
-    ranks = [ResumableDataLoader(dataset(), 3, shuffle=True, rank=r, world=2) for r in range(2)]
-    served = [
-        record for one in ranks for part in one.open(epoch=1, start=0) for record in part.data
-    ]
-    assert sorted(served) == sorted(dataset()[index] for index in range(20))
-    assert ranks[0].name_of(5) == "3, record 0"
-
-
-def test_other_lanes_are_other_data() -> None:
-    with pytest.raises(ResumeMismatchError, match="fingerprint"):
-        iterator(lanes=2).load_state_dict(iterator().state_dict())
