@@ -193,17 +193,3 @@ def test_a_layout_does_not_fit_a_changed_structure(change: Callable[[nn.Module],
     layout = StateLayout.plan(capture(chk))
     change(model)
     assert not layout.fits(capture(chk))
-
-
-def test_an_object_without_tensors_has_no_file() -> None:
-    shot = take(CFCheckpoint(rng=False, best={"loss": 0.5}))
-    assert shot.layout.files == ()
-    assert shot.layout.total_bytes == 0
-    assert shot.found.manifest.objects["best"]["tree"] == {"loss": 0.5}
-
-
-def test_destinations_follow_the_order_of_the_captured_tensors() -> None:
-    shot = take(CFCheckpoint(model=Mixed()))
-    for i, ref in enumerate(shot.captured.tensors):
-        offset, num_bytes = shot.layout.destinations[i]
-        assert bits(ref.tensor)[2] == bytes(shot.slot[offset : offset + num_bytes].numpy())
