@@ -34,7 +34,7 @@ from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.tensors import _KEPT_ON, is_kept_on, keep_tensors_on
 from checkfreq.types import SnapshotPlace
-from tests.snapshot.test_engine_choice import NoListener
+from tests.snapshot.test_snapshotter import NoListener
 
 TOY = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
