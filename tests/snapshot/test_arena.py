@@ -8,6 +8,7 @@ import logging
 import os
 import resource
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,25 @@ MIB = 1 << 20
 DEADLINE_S = 60.0
 
 
+_MADE: list[Arena] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    """Closes what the helpers below made, once more where the test did."""
+    yield
+    while _MADE:
+        _MADE.pop().close()
+
+
+def made(pinner: Pinner | None = None, **settings: object) -> Arena:
+    options = {} if pinner is None else {"pinner": pinner, "close_timeout_s": 0.05}
+    _MADE.append(Arena(config=CFConfig(**settings), **options))  # type: ignore[arg-type]
+    return _MADE[-1]
+
+
 def arena_of(state_bytes: int, **settings: object) -> Arena:
-    arena = Arena(config=CFConfig(**settings))  # type: ignore[arg-type]
+    arena = made(**settings)
     arena.allocate(state_bytes)
     return arena
 
@@ -42,19 +60,14 @@ def test_slots_have_room_for_the_state_and_its_slack(state_bytes: int) -> None:
     assert arena.slot_bytes % 4096 == 0
     for slot in arena.slots:
         ctypes.memset(slot.address, 1, slot.num_bytes)
-    arena.close()
-
-
-def test_an_arena_without_slots_has_no_size_and_may_have_room() -> None:
-    arena = Arena(config=CFConfig())
-    assert arena.slot_bytes == 0
-    assert arena.may_have_room()
-    assert not arena.has_free_slot()
-    assert arena.acquire() is None
-    arena.close()
 
 
 def test_a_slot_has_one_owner_at_a_time() -> None:
+    without = made()
+    assert without.slot_bytes == 0
+    assert without.may_have_room()
+    assert not without.has_free_slot()
+    assert without.acquire() is None
     arena = arena_of(100, num_slots=2)
     first, second = arena.acquire(), arena.acquire()
     assert first is not None
@@ -65,7 +78,6 @@ def test_a_slot_has_one_owner_at_a_time() -> None:
     arena.release(first)
     assert arena.may_have_room()
     assert arena.acquire() is first
-    arena.close()
 
 
 def test_a_slot_is_shared_memory_that_another_process_can_map() -> None:
@@ -74,7 +86,6 @@ def test_a_slot_is_shared_memory_that_another_process_can_map() -> None:
     slot.memory[10:13] = b"abc"
     assert os.pread(slot.fd, 3, 10) == b"abc"
     assert not os.get_inheritable(slot.fd)
-    arena.close()
 
 
 def test_a_limit_below_one_slot_is_a_config_error_that_names_the_numbers() -> None:
@@ -92,7 +103,6 @@ def test_a_limit_below_all_slots_leaves_fewer_and_says_so(
         arena = arena_of(10 * MIB, num_slots=4, host_memory_limit=25 * MIB)
     assert len(arena.slots) == 2
     assert "using 2 snapshot slot(s) of 10.5 MiB instead of 4" in caplog.text
-    arena.close()
 
 
 def test_the_newest_complete_snapshot_is_overwritten_last() -> None:
@@ -108,13 +118,12 @@ def test_the_newest_complete_snapshot_is_overwritten_last() -> None:
 
     assert [slot.index for slot in taken if slot] == [2, 0, 1]
     assert {slot.complete_s for slot in taken if slot} == {None}
-    arena.close()
 
 
 def test_slots_of_an_earlier_process_are_taken_over_with_what_they_hold() -> None:
     before = arena_of(10 * MIB, num_slots=3)
     before.slots[1].memory[5:8] = b"abc"
-    arena = Arena(config=CFConfig(num_slots=3))
+    arena = made(num_slots=3)
     arena.adopt(before.slots, held={0}, newest=1)
     before.close()
 
@@ -129,7 +138,6 @@ def test_slots_of_an_earlier_process_are_taken_over_with_what_they_hold() -> Non
     assert taken[1].memory[5:8] == b"abc"
     arena.release(arena.slots[0])
     assert arena.acquire() is arena.slots[0]
-    arena.close()
 
 
 def test_slots_taken_over_keep_their_pages_and_get_no_more() -> None:
@@ -137,7 +145,7 @@ def test_slots_taken_over_keep_their_pages_and_get_no_more() -> None:
     assert before.wait_ready(timeout_s=DEADLINE_S)
     before.slots[0].memory[: 20 * MIB : 4096] = b"x" * (20 * MIB // 4096)
     blocks = [os.fstat(slot.fd).st_blocks for slot in before.slots]
-    arena = Arena(config=CFConfig(num_slots=2))
+    arena = made(num_slots=2)
     arena.adopt(before.slots)
     arena.fault_in()
     assert arena.wait_ready(timeout_s=DEADLINE_S)
@@ -147,14 +155,12 @@ def test_slots_taken_over_keep_their_pages_and_get_no_more() -> None:
     for slot in arena.slots:
         ctypes.memset(slot.address, 1, 20 * MIB)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults < 100
-    arena.close()
-    before.close()
 
 
 def test_slots_taken_over_are_pinned_in_the_background() -> None:
     before = arena_of(10 * MIB, num_slots=1)
     pinner = RecordingPinner()
-    arena = Arena(config=CFConfig(num_slots=1), pinner=pinner)
+    arena = made(pinner, num_slots=1)
     arena.adopt(before.slots)
     arena.fault_in()
     assert arena.wait_ready(timeout_s=DEADLINE_S)
@@ -162,32 +168,28 @@ def test_slots_taken_over_are_pinned_in_the_background() -> None:
     arena.pin()
     assert arena.wait_ready(timeout_s=DEADLINE_S)
     assert pinner.calls == [f"pin {arena.slot_bytes}"]
-    arena.close()
-    before.close()
 
 
 def test_more_or_fewer_slots_than_are_wanted_now_are_made_anew() -> None:
     before = arena_of(100, num_slots=3)
-    arena = Arena(config=CFConfig(num_slots=2))
+    arena = made(num_slots=2)
     arena.adopt(before.slots)
     before.close()
     assert not arena.fits(1)
     arena.allocate(1)
     assert arena.fits(1)
     assert len(arena.slots) == 2
-    arena.close()
 
 
 def test_a_slot_that_was_truncated_is_not_taken_over() -> None:
     """Its process was killed while it freed its slots: reading one would be a bus error."""
     before = arena_of(10 * MIB, num_slots=2)
     os.ftruncate(before.slots[1].fd, 4096)
-    arena = Arena(config=CFConfig(num_slots=2))
+    arena = made(num_slots=2)
     with pytest.raises(ValueError, match="slot 1 has 4096 bytes, not 11014144"):
         arena.adopt(before.slots)
     assert arena.slots == ()
     assert [os.fstat(slot.fd).st_size for slot in before.slots] == [before.slot_bytes, 4096]
-    before.close()
 
 
 class Recorded:
@@ -244,9 +246,14 @@ class RecordingPinner(Pinner):
 
 
 def pinned_arena(pinner: Pinner, state_bytes: int, *, num_slots: int = 2) -> Arena:
-    config = CFConfig(num_slots=num_slots, host_memory_limit=1 << 30)
-    arena = Arena(config=config, pinner=pinner, close_timeout_s=0.05)
+    arena = made(pinner, num_slots=num_slots, host_memory_limit=1 << 30)
     arena.allocate(state_bytes)
+    return arena
+
+
+def being_pinned(pinner: RecordingPinner, *, state_bytes: int = 10 * MIB) -> Arena:
+    arena = pinned_arena(pinner, state_bytes)
+    assert pinner.has_begun.wait(DEADLINE_S)
     return arena
 
 
@@ -273,7 +280,6 @@ def test_slots_are_unpinned_before_their_memory_is_given_back() -> None:
         arena.allocate(MIB)
         assert pinner.calls[1] == f"unpin {size} of {size}"
         assert os.fstat(as_in_the_worker.fileno()).st_size == 0, "its pages are free"
-    arena.close()
 
 
 @pytest.mark.parametrize("ends", ["allocate", "close"])
@@ -288,14 +294,12 @@ def test_memory_that_cannot_be_unpinned_is_neither_truncated_nor_unmapped(ends: 
     del slot
     gc.collect()
     assert ctypes.string_at(address, 3) == b"abc"
-    arena.close()
 
 
 def test_memory_that_a_driver_is_still_pinning_is_kept(caplog: pytest.LogCaptureFixture) -> None:
     pinner = RecordingPinner()
     pinner.is_deaf = True
-    arena = pinned_arena(pinner, 10 * MIB)
-    assert pinner.has_begun.wait(DEADLINE_S)
+    arena = being_pinned(pinner)
     slots = arena.slots
     arena.close()
     (record,) = caplog.records
@@ -308,8 +312,7 @@ def test_memory_that_a_driver_is_still_pinning_is_kept(caplog: pytest.LogCapture
 def test_snapshots_wait_while_large_slots_are_pinned_in_the_background() -> None:
     pinner = RecordingPinner()
     pinner.is_deaf = True
-    arena = pinned_arena(pinner, 10 * MIB)
-    assert pinner.has_begun.wait(DEADLINE_S)
+    arena = being_pinned(pinner)
     assert not arena.is_ready()
     assert not arena.may_have_room()
     assert not arena.wait_ready(timeout_s=0.0)
@@ -317,21 +320,18 @@ def test_snapshots_wait_while_large_slots_are_pinned_in_the_background() -> None
     assert arena.wait_ready(timeout_s=DEADLINE_S)
     assert arena.may_have_room()
     assert all(name.startswith("checkfreq-") for name in pinner.threads)
-    arena.close()
 
 
 def test_a_checkpoint_that_must_be_taken_waits_for_one_pinned_slot_only() -> None:
     pinner = RecordingPinner()
     pinner.until_hurried = True
-    arena = pinned_arena(pinner, 10 * MIB)
-    assert pinner.has_begun.wait(DEADLINE_S)
+    arena = being_pinned(pinner)
     arena.hurry()
     assert arena.wait_ready(timeout_s=DEADLINE_S)
     assert [slot.pins is not None for slot in arena.slots] == [True, False]
     taken = arena.acquire()
     assert taken is not None
     assert taken.pins is not None
-    arena.close()
 
 
 def test_slots_left_unpinned_are_pinned_later_once_they_are_free() -> None:
@@ -357,14 +357,12 @@ def test_slots_left_unpinned_are_pinned_later_once_they_are_free() -> None:
     assert [slot.pins is not None for slot in arena.slots] == [True, True]
     assert len(pinner.calls) == 2
     assert all(name.startswith("checkfreq-") for name in pinner.threads)
-    arena.close()
 
 
 def test_closing_ends_the_pinning_early() -> None:
     pinner = RecordingPinner()
     pinner.until_hurried = True
-    arena = pinned_arena(pinner, 20 * MIB)
-    assert pinner.has_begun.wait(DEADLINE_S)
+    arena = being_pinned(pinner, state_bytes=20 * MIB)
     arena.close()
     assert pinner.calls == []
 
@@ -379,7 +377,6 @@ def test_a_background_error_is_raised_by_wait_ready() -> None:
     arena = pinned_arena(Refuses(), 1)
     with pytest.raises(MemoryError, match="cannot pin"):
         arena.wait_ready(timeout_s=10.0)
-    arena.close()
 
 
 @pytest.mark.parametrize(("size", "slack"), [(20_000, 0.5), (4_000_000, 0.0)])

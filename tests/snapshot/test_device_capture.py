@@ -29,6 +29,7 @@ def test_a_fence_in_a_capture_is_left_out(fake: FakeDevice, recorder: Recorder) 
 
 
 def test_a_boundary_in_a_capture_is_refused(fake: FakeDevice, recorder: Recorder) -> None:
+    recorder.take()
     fake.begin_capture()
     recorder.take()
     fake.end_capture()

@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from checkfreq import faults
 from checkfreq.config import CFConfig
-from checkfreq.errors import StateError
 from checkfreq.snapshot.arena import Arena
 from checkfreq.snapshot.device import MemoryUse
 from checkfreq.snapshot.device_copier import Limits
@@ -300,19 +298,6 @@ def test_an_update_on_a_different_stream_waits_too() -> None:
         recorder.finish()
 
 
-def test_a_graph_capture_is_neither_waited_in_nor_recorded_into(
-    fake: FakeDevice, recorder: Recorder
-) -> None:
-    recorder.take()
-    fake.begin_capture()
-    assert recorder.engine.fence(timeout_s=0.0) == 0.0
-    recorder.take()
-    fake.end_capture()
-    (error,) = recorder.reports
-    assert isinstance(error, StateError)
-    recorder.finish(errors=1)
-
-
 # ---- few copies
 
 
@@ -473,13 +458,6 @@ def test_an_error_at_any_call_voids_the_slot_after_all_copies_into_it(
     for fail_at in range(1, calls_of_a_snapshot(None, 0) + 1):
         for seed in range(3):
             calls_of_a_snapshot(fail_at, seed)
-
-
-def test_a_fault_point_voids_the_slot(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CHECKFREQ_FAULT", "snapshot.copy_end:raise-EIO")
-    monkeypatch.setattr(faults, "_script", faults._Script())
-    recorder.take()
-    recorder.finish(errors=1)
 
 
 def test_an_interrupt_while_queuing_voids_the_slot_and_is_raised(

@@ -271,15 +271,6 @@ def test_a_new_rank_keeps_its_per_rank_state_and_takes_the_first_ranks_buffers(
         assert value == expected[0]["model"][name]
 
 
-def test_one_process_reads_the_state_of_any_rank(two: Results) -> None:
-    for rank, (_, expected) in enumerate(two["ddp"]):
-        found = materialise(merged(two["ddp"]).loaded(), path="p", rank=rank)
-        assert bits(found["meters"]) == expected["meters"]
-        assert bits(found["rng"]["torch"]) == expected["rng"]
-        own = {n.replace("net.module.", "net."): v for n, v in expected["model"].items()}
-        assert {name: bits(value) for name, value in found["model"].items()} == own
-
-
 def test_shards_in_a_different_nodes_directory_are_named(two: Results) -> None:
     manifest = merged(two["trained"])
     half = Manifest(
