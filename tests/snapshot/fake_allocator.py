@@ -59,16 +59,11 @@ class FakeAllocator:
         #: Allocations that failed even after that.
         self.ooms = 0
         self.peak_reserved = 0
-        self.peak_allocated = 0
         self._segments: list[_Segment] = []
 
     @property
     def reserved(self) -> int:
         return sum(segment.num_bytes for segment in self._segments)
-
-    @property
-    def allocated(self) -> int:
-        return sum(p.num_bytes for s in self._segments for p in s.pieces if p.in_use)
 
     @property
     def free(self) -> int:
@@ -89,7 +84,6 @@ class FakeAllocator:
         if piece is None:
             self.ooms += 1
             raise torch.OutOfMemoryError(f"fake: {num_bytes} bytes wanted, {self.free} free")
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
         return piece
 
     def release(self, piece: Piece) -> None:
@@ -112,7 +106,7 @@ class FakeAllocator:
         )
 
     def reset_peaks(self) -> None:
-        self.peak_reserved, self.peak_allocated = self.reserved, self.allocated
+        self.peak_reserved = self.reserved
 
     def _cached(self, num_bytes: int) -> Piece | None:
         found = [

@@ -23,9 +23,8 @@ REFUSED = DriverError("cudaHostUnregister", 999, "cudaErrorUnknown")
 class Registrations:
     """Ranges by address. ``fail_at``: the call to ``register`` that fails, from 1.
 
-    ``stuck``: addresses that cannot be unregistered; ``largest``: the most bytes per call;
-    ``before``: called before each registration and ``before_undo`` before it is undone, with its
-    address.
+    ``stuck``: addresses that cannot be unregistered; ``before``: called before each registration
+    and ``before_undo`` before it is undone, with its address.
     """
 
     def __init__(self) -> None:
@@ -33,7 +32,6 @@ class Registrations:
         self.calls: list[str] = []
         self.threads: set[str] = set()
         self.fail_at: int | None = None
-        self.largest: int | None = None
         self.stuck: set[int] = set()
         self.before: Callable[[int], object] = lambda address: None
         self.before_undo: Callable[[int], object] = lambda address: None
@@ -49,7 +47,7 @@ class Registrations:
     def register(self, address: int, num_bytes: int) -> DriverError | None:
         self._enter("register")
         self.before(address)
-        if self.calls.count("register") == self.fail_at or num_bytes > (self.largest or num_bytes):
+        if self.calls.count("register") == self.fail_at:
             return NO_MEMORY
         if self._touched(address, num_bytes):
             return OVERLAP

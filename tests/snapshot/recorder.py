@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -157,10 +158,24 @@ class Recorder:
 
 def small_state(fake: FakeDevice) -> State:
     """One tensor for each way of copying, and one on the host."""
-    state = State(fake)
-    state.add("weight", torch.arange(6.0), settled=True)
-    state.add("bias", torch.arange(1.0), settled=True)
-    state.add("running_mean", torch.arange(2.0))
-    state.add("table", torch.arange(4.0))
+    volatile = {"running_mean": torch.arange(2.0), "table": torch.arange(4.0)}
+    state = state_of(
+        fake, settled={"weight": torch.arange(6.0), "bias": torch.arange(1.0)}, volatile=volatile
+    )
     state.put("step", torch.tensor(3.0))
+    return state
+
+
+def state_of(
+    fake: FakeDevice,
+    *,
+    settled: Mapping[str, Tensor] = MappingProxyType({}),
+    volatile: Mapping[str, Tensor] = MappingProxyType({}),
+    watched: bool = False,
+) -> State:
+    """A state on the first device."""
+    state = State(fake, is_watched=watched)
+    for is_settled, tensors in ((True, settled), (False, volatile)):
+        for name, values in tensors.items():
+            state.add(name, values, settled=is_settled)
     return state

@@ -12,10 +12,17 @@ import torch
 from checkfreq.snapshot.device_engine import HelperThread
 from checkfreq.types import SnapshotPlace
 from tests.snapshot.fake_device import FakeDevice, Seeded
-from tests.snapshot.recorder import TINY, Recorder, State, small_state
+from tests.snapshot.recorder import TINY, WITHIN_S, Recorder, State, small_state
 from tests.snapshot.test_device_engine import many_small, random_values
 
 CUDA = torch.device("cuda", 0)
+
+
+def take_to_device(recorder: Recorder, times: int = 1) -> None:
+    """Snapshots to a buffer on the device, each complete."""
+    for _ in range(times):
+        recorder.take(SnapshotPlace.DEVICE)
+        recorder.fake.run_all()
 
 
 def test_a_device_snapshot_without_room_goes_to_the_host_and_is_not_asked_for_again(
@@ -26,9 +33,7 @@ def test_a_device_snapshot_without_room_goes_to_the_host_and_is_not_asked_for_ag
     asked: list[int] = []
     allocate = fake.allocate
     fake.allocate = lambda n, device: (asked.append(n), allocate(n, device))[1]  # type: ignore[method-assign]
-    for _ in range(3):
-        recorder.take(SnapshotPlace.DEVICE)
-        fake.run_all()
+    take_to_device(recorder, times=3)
     recorder.finish()
     assert max(asked) < 500 * 4, "the staging, once"
     assert fake.memory().flushes == 0
@@ -42,9 +47,7 @@ def test_an_allocation_that_fails_all_the_same_is_the_last_for_a_device_snapshot
     recorder.look()
     recorder.engine.spare_bytes(CUDA)
     fake.memory().taken = fake.memory().free - 500  # others took the rest since the look
-    for _ in range(2):
-        recorder.take(SnapshotPlace.DEVICE)
-        fake.run_all()
+    take_to_device(recorder, times=2)
     recorder.finish()
     assert fake.memory().ooms == 1
     assert "training needs the device memory" in caplog.text
@@ -62,9 +65,11 @@ def test_the_first_device_snapshot_goes_to_the_host_while_nothing_is_known(
     recorder.take(SnapshotPlace.DEVICE)
     assert fake.num_allocated > before
     recorder.finish()
+    assert fake.num_allocated == before, "a closed engine holds no buffer"
+    assert [stream.index for stream in fake.returned] == [CUDA], "and no stream"
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(30))
 def test_no_snapshot_ever_makes_the_allocator_flush(seed: int) -> None:
     fake, draw = FakeDevice(Seeded(seed)), random.Random(seed)
     state = State(fake)
@@ -89,16 +94,19 @@ def test_no_snapshot_ever_makes_the_allocator_flush(seed: int) -> None:
     recorder.finish()
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_without_room_for_staging_tensors_are_copied_one_by_one(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("is_known", [True, False], ids=["", "since the look"])
+def test_without_room_for_staging_tensors_are_copied_one_by_one(seed: int, is_known: bool) -> None:
     fake = FakeDevice(Seeded(seed))
     state = small_state(fake)
     for number, values in enumerate([torch.arange(64.0).reshape(8, 8).t(), torch.ones(3, 3).t()]):
         state.add(f"strided{number}", values, settled=number == 0)
     state.put("conj", fake.tensor(torch.tensor([1 + 2j, 3 - 4j])).conj())
     state.settled.add("conj")
-    fake.memory().free = 0
     recorder = Recorder(fake, state)
+    if not is_known:
+        recorder.look()
+    fake.memory().free = 0
     before = fake.num_allocated
     for step in range(3):
         recorder.take()
@@ -107,9 +115,10 @@ def test_without_room_for_staging_tensors_are_copied_one_by_one(seed: int) -> No
         state.write("running_mean", step)
         recorder.update(["weight", "bias", "strided0"], step)
     recorder.finish()
+    assert (fake.memory().ooms > 0) is not is_known
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_where_there_is_room_for_a_part_of_the_staging_it_takes_more_rounds(seed: int) -> None:
     fake, limits = FakeDevice(Seeded(seed)), replace(TINY, small_bytes=16, staging_bytes=256)
     state = many_small(fake)
@@ -140,26 +149,10 @@ def test_staging_that_is_held_and_too_small_for_one_tensor_is_not_used(fake: Fak
     recorder.finish()
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_staging_whose_allocation_fails_fails_no_snapshot(seed: int) -> None:
-    fake = FakeDevice(Seeded(seed))
-    state = small_state(fake)
-    state.add("strided", torch.arange(16.0).reshape(4, 4).t(), settled=True)
-    recorder = Recorder(fake, state)
-    recorder.look()
-    fake.memory().free = 0  # since the look
-    recorder.take()
-    state.write("running_mean", 7)
-    recorder.update(["weight", "strided"], 8)
-    recorder.finish()
-    assert fake.memory().ooms > 0
-
-
 def test_the_device_buffer_is_given_back_under_memory_pressure(fake: FakeDevice) -> None:
     recorder = Recorder(fake, small_state(fake), limits=replace(TINY, reserve_bytes=1000))
     before = fake.num_allocated
-    recorder.take(SnapshotPlace.DEVICE)
-    fake.run_all()
+    take_to_device(recorder)
     assert fake.num_allocated > before, "kept for the next snapshot"
     recorder.take(SnapshotPlace.DEVICE)
     fake.memory().free = 999
@@ -173,19 +166,16 @@ def test_the_device_buffer_is_given_back_when_training_runs_short(
     is_caught_in_between: bool, fake: FakeDevice, recorder: Recorder
 ) -> None:
     before = fake.num_allocated
-    recorder.take(SnapshotPlace.DEVICE)
-    fake.run_all()
+    take_to_device(recorder)
     assert recorder.engine._watch(), "memory is held that training may need"
-    held = fake.num_allocated - before
     memory = fake.memory()
-    wanted = memory.free + held - 8
+    wanted = memory.free + fake.num_allocated - before - 8
     with pytest.raises(torch.OutOfMemoryError):
         memory.allocate(wanted)
     if is_caught_in_between:
         assert not recorder.engine._watch()
     else:  # by the end of the next snapshot
-        recorder.take(SnapshotPlace.DEVICE)
-        fake.run_all()
+        take_to_device(recorder)
     assert fake.num_allocated == before
     memory.release(memory.allocate(wanted))
     recorder.take(SnapshotPlace.DEVICE)
@@ -193,23 +183,12 @@ def test_the_device_buffer_is_given_back_when_training_runs_short(
     recorder.finish()
 
 
-def test_a_closed_engine_holds_no_buffer(fake: FakeDevice, recorder: Recorder) -> None:
-    before = fake.num_allocated
-    recorder.take(SnapshotPlace.DEVICE)
-    recorder.finish()
-    assert fake.num_allocated == before
-
-
-def test_without_a_choice_of_places_the_driver_is_asked_once(fake: FakeDevice) -> None:
+def test_without_a_choice_of_places_the_driver_is_asked_once(
+    fake: FakeDevice, recorder: Recorder
+) -> None:
     asked: list[torch.device] = []
     free_bytes = fake.free_bytes
-
-    def counted(device: torch.device) -> int | None:
-        asked.append(device)
-        return free_bytes(device)
-
-    fake.free_bytes = counted  # type: ignore[method-assign]
-    recorder = Recorder(fake, small_state(fake))
+    fake.free_bytes = lambda device: (asked.append(device), free_bytes(device))[1]  # type: ignore[method-assign]
     recorder.engine._weighs_places = False
     recorder.look = lambda: None  # type: ignore[method-assign]  # as of a boundary in a capture
     for _ in range(3):
@@ -219,50 +198,31 @@ def test_without_a_choice_of_places_the_driver_is_asked_once(fake: FakeDevice) -
     assert asked == [CUDA]
 
 
-def test_streams_are_given_back_once_when_no_work_is_left(
-    fake: FakeDevice, recorder: Recorder
+def test_the_helper_thread_watches_between_tasks_until_there_is_nothing_to_watch(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    recorder.take()
-    recorder.finish()
-    recorder.engine.close()
-    assert [stream.index for stream in fake.returned] == [CUDA]
-
-
-def test_the_helper_thread_watches_between_tasks_until_there_is_nothing_to_watch() -> None:
-    calls, left = threading.Semaphore(0), [True, True, False]
+    """A task or a watch that fails does not end it."""
+    calls, left = threading.Semaphore(0), list[bool]()
 
     def watch() -> bool:
-        calls.release()
-        return left.pop(0)
+        try:
+            return left.pop(0)  # of none left: an error
+        finally:
+            calls.release()
 
     def fails() -> None:
         raise RuntimeError("a task that fails")
 
     thread = HelperThread(prepare=lambda: None, watch=watch, watch_every_s=0.001)
-    for _ in range(2):
-        left[:] = [True, True, False]
+    for answers in ([True, True, False], [True, False], [], [False]):
+        left[:] = answers
         done = threading.Event()
         thread.submit(fails)
         thread.submit(done.set)
-        assert done.wait(60.0)
-        for _ in range(3):
-            assert calls.acquire(timeout=60.0)
-    assert thread.close(timeout_s=60.0)
-    assert left == []
-
-
-def test_a_watch_that_fails_ends_no_helper_thread(caplog: pytest.LogCaptureFixture) -> None:
-    def watch() -> bool:
-        failed.set()
-        raise RuntimeError("a broken device")
-
-    failed, done = threading.Event(), threading.Event()
-    thread = HelperThread(prepare=lambda: None, watch=watch, watch_every_s=0.001)
-    thread.submit(lambda: None)
-    assert failed.wait(60.0)
-    thread.submit(done.set)
-    assert done.wait(60.0)
-    assert thread.close(timeout_s=60.0)
+        assert done.wait(WITHIN_S)
+        for _ in answers or [None]:
+            assert calls.acquire(timeout=WITHIN_S)
+    assert thread.close(timeout_s=WITHIN_S)
     assert "cannot tell whether training has run short" in caplog.text
 
 
@@ -274,8 +234,7 @@ def test_a_device_that_cannot_be_looked_at_gives_no_room_and_fails_no_snapshot(
 
     fake.free_bytes = broken  # type: ignore[method-assign]
     for step in range(3):
-        recorder.take(SnapshotPlace.DEVICE)
-        fake.run_all()
+        take_to_device(recorder)
         recorder.update(["weight"], step)
     recorder.finish()
     assert recorder.engine.spare_bytes(CUDA) is None

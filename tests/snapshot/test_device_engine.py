@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
 from checkfreq.config import CFConfig
-from checkfreq.errors import StateError
-from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.arena import Arena
 from checkfreq.snapshot.device import MemoryUse
 from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.device_engine import DeviceEngine
@@ -18,24 +18,38 @@ from checkfreq.snapshot.device_watch import BUFFER_BYTES
 from checkfreq.snapshot.watch import UnannouncedWrite
 from checkfreq.types import SnapshotPlace
 from tests.snapshot.fake_device import Chooser, FakeDevice, Scripted, Seeded, every_schedule
-from tests.snapshot.recorder import PLACES, TINY, Recorder, State, small_state
+from tests.snapshot.recorder import PLACES, TINY, Recorder, State, small_state, state_of
+
+WEIGHT = {"weight": torch.arange(3.0)}
+UNBUFFERED = Limits(small_bytes=0, reserve_bytes=0)
+
+
+def in_every_order(
+    scenario: Callable[[Recorder], int | None],
+    make: Callable[[FakeDevice], State],
+    *,
+    limits: Limits = TINY,
+) -> None:
+    """Run a scenario, which returns the number of failed snapshots, under every schedule."""
+
+    def run(chooser: Chooser) -> None:
+        fake = FakeDevice(chooser, eager_events=True)
+        recorder = Recorder(fake, make(fake), limits=limits)
+        recorder.finish(errors=scenario(recorder) or 0)
+
+    assert every_schedule(run) > 10
 
 
 @PLACES
 def test_every_order_of_streams_gives_the_boundary(place: SnapshotPlace) -> None:
-    def scenario(chooser: Chooser) -> None:
-        fake = FakeDevice(chooser, eager_events=True)
-        state = State(fake)
-        state.add("weight", torch.arange(3.0), settled=True)
-        state.add("running_mean", torch.arange(1.0))
-        recorder = Recorder(fake, state)
-        state.write("weight", 5)  # the update of this boundary is still queued
+    def scenario(recorder: Recorder) -> None:
+        recorder.state.write("weight", 5)  # the update of this boundary is still queued
         recorder.take(place)
-        state.write("running_mean", 7)
+        recorder.state.write("running_mean", 7)
         recorder.update(["weight"], 8)
-        recorder.finish()
 
-    assert every_schedule(scenario) > 10
+    volatile = {"running_mean": torch.arange(1.0)}
+    in_every_order(scenario, lambda fake: state_of(fake, settled=WEIGHT, volatile=volatile))
 
 
 @PLACES
@@ -45,52 +59,66 @@ def test_in_every_order_a_write_that_asks_no_fence_voids_what_it_tears(
     """The watch reads all of so small a tensor, so nothing torn can be reported complete."""
     outcomes = set()
 
-    def scenario(chooser: Chooser) -> None:
-        fake = FakeDevice(chooser, eager_events=True)
-        state = State(fake, is_watched=True)
-        state.add("weight", torch.arange(3.0), settled=True)
-        recorder = Recorder(fake, state)
+    def scenario(recorder: Recorder) -> int:
         recorder.take(place)
-        state.write("weight", 8)
-        fake.run_all()
+        recorder.state.write("weight", 8)
+        recorder.fake.run_all()
         (error,) = recorder.reports  # the recorder compares what is reported complete
-        if error is not None:
-            assert isinstance(error, UnannouncedWrite)
-            assert "weight" in str(error)
-        outcomes.add(error is None)
-        recorder.finish(errors=error is not None)
+        outcomes.add(type(error))
+        assert error is None or "weight" in str(error)
+        return error is not None
 
-    every_schedule(scenario)
-    assert outcomes == {True, False}
+    in_every_order(scenario, lambda fake: state_of(fake, settled=WEIGHT, watched=True))
+    assert outcomes == {type(None), UnannouncedWrite}
 
 
 def test_in_every_order_a_watched_update_behind_the_fence_voids_nothing() -> None:
-    def scenario(chooser: Chooser) -> None:
-        fake = FakeDevice(chooser, eager_events=True)
-        state = State(fake, is_watched=True)
-        state.add("weight", torch.arange(3.0), settled=True)
-        recorder = Recorder(fake, state)
-        state.write("weight", 5)
+    def scenario(recorder: Recorder) -> None:
+        recorder.state.write("weight", 5)
         recorder.take()
         recorder.update(["weight"], 8)
-        recorder.finish()
 
-    assert every_schedule(scenario) > 10
+    in_every_order(scenario, lambda fake: state_of(fake, settled=WEIGHT, watched=True))
+
+
+def test_every_order_of_two_devices_gives_the_boundary() -> None:
+    def make(fake: FakeDevice) -> State:
+        state = state_of(fake, settled={"left": torch.arange(2, dtype=torch.uint8)})
+        state.add("right", torch.arange(2, dtype=torch.uint8), index=1)
+        return state
+
+    def scenario(recorder: Recorder) -> None:
+        recorder.take()
+        recorder.state.write("right", 7)
+        recorder.update(["left"], 8)
+
+    in_every_order(scenario, make, limits=UNBUFFERED)
+
+
+def test_a_second_snapshot_does_not_disturb_the_first() -> None:
+    def scenario(recorder: Recorder) -> None:
+        for value in (7, 8):
+            recorder.take()
+            recorder.state.write("running_mean", value)
+
+    volatile = {"running_mean": torch.arange(1.0)}
+    in_every_order(scenario, lambda fake: state_of(fake, volatile=volatile))
+
+
+# ---- the watch, where memory is short
 
 
 @PLACES
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_without_memory_for_the_watch_no_write_comes_between(
     place: SnapshotPlace, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     fake = FakeDevice(Seeded(seed))
-    state = State(fake, is_watched=True)
-    state.add("weight", torch.arange(6.0), settled=True)
-    recorder = Recorder(fake, state, limits=Limits(small_bytes=0, reserve_bytes=0))
+    recorder = Recorder(fake, state_of(fake, settled=WEIGHT, watched=True), limits=UNBUFFERED)
     fake.memory().free = BUFFER_BYTES - 1
     for step in range(3):
         recorder.take(place)
-        state.write("weight", step)  # asks no fence
+        recorder.state.write("weight", step)  # asks no fence
     recorder.finish()
     assert fake.memory().ooms == 1, "asked for once where there is no room"
     assert caplog.text.count("no room for 4096 bytes in which to watch") == 1
@@ -102,14 +130,13 @@ def test_the_watch_needs_no_room_that_is_known(is_told: bool) -> None:
     outcomes = set()
     for seed in range(20):
         fake = FakeDevice(Seeded(seed))
-        state = State(fake, is_watched=True)
-        state.add("weight", torch.arange(600.0), settled=True)
+        state = state_of(fake, settled={"weight": torch.arange(600.0)}, watched=True)
         memory = fake.memory()
         memory.release(memory.allocate(BUFFER_BYTES))
         memory.free = 0
         if not is_told:
             fake.memory_use = refuse  # type: ignore[method-assign]
-        recorder = Recorder(fake, state, limits=Limits(small_bytes=0, reserve_bytes=0))
+        recorder = Recorder(fake, state, limits=UNBUFFERED)
         recorder.take()
         state.write("weight", 5)  # asks no fence
         fake.run_all()
@@ -123,50 +150,24 @@ def refuse(device: torch.device) -> MemoryUse:
     raise RuntimeError("this allocator has no statistics")
 
 
-def test_the_watch_keeps_its_buffers(fake: FakeDevice, recorder: Recorder) -> None:
+def test_staging_and_the_buffers_of_the_watch_are_used_again(
+    fake: FakeDevice, recorder: Recorder
+) -> None:
     recorder.state.is_watched = True
-    recorder.take()
-    fake.run_all()
-    before = fake.num_allocated
-    for _ in range(5):
+    held = set()
+    for _ in range(4):
         recorder.take()
         fake.run_all()
-    assert fake.num_allocated == before
+        held.add(fake.num_allocated)
+    assert len(held) == 1
     recorder.finish()
 
 
-def test_every_order_of_two_devices_gives_the_boundary() -> None:
-    def scenario(chooser: Chooser) -> None:
-        fake = FakeDevice(chooser, eager_events=True)
-        state = State(fake)
-        state.add("left", torch.arange(2, dtype=torch.uint8), index=0, settled=True)
-        state.add("right", torch.arange(2, dtype=torch.uint8), index=1)
-        recorder = Recorder(fake, state, limits=Limits(small_bytes=0, reserve_bytes=0))
-        recorder.take()
-        state.write("right", 7)
-        recorder.update(["left"], 8)
-        recorder.finish()
-
-    assert every_schedule(scenario) > 10
-
-
-def test_a_second_snapshot_does_not_disturb_the_first() -> None:
-    def scenario(chooser: Chooser) -> None:
-        fake = FakeDevice(chooser, eager_events=True)
-        state = State(fake)
-        state.add("running_mean", torch.arange(1.0))
-        recorder = Recorder(fake, state)
-        recorder.take()
-        state.write("running_mean", 7)
-        recorder.take()
-        state.write("running_mean", 8)
-        recorder.finish()
-
-    assert every_schedule(scenario) > 10
+# ---- random orders
 
 
 @PLACES
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(30))
 def test_training_never_leaks_into_a_snapshot(place: SnapshotPlace, seed: int) -> None:
     fake = FakeDevice(Seeded(seed))
     state = small_state(fake)
@@ -183,7 +184,7 @@ def test_training_never_leaks_into_a_snapshot(place: SnapshotPlace, seed: int) -
     recorder.finish()
 
 
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(60))
 def test_random_states_places_devices_and_rebinding(seed: int) -> None:
     fake, draw = FakeDevice(Seeded(seed)), random.Random(seed)
     state = State(fake, is_watched=seed % 2 == 0)
@@ -226,14 +227,10 @@ def rebind(state: State, draw: random.Random) -> None:
     """Replace tensors as LBFGS does: an old one loses its last reference during a copy."""
     name = draw.choice(list(state.tensors))
     if state.tensors[name].numel():
-        values = row_major_clone(state._values[name])
+        values = state._values[name].clone(memory_format=torch.contiguous_format)
         is_on_host = state.fake.owner(state.tensors[name]) is None
         values = values + 1 if values.is_floating_point() else values
         state.put(name, values if is_on_host else state.fake.tensor(values))
-
-
-def row_major_clone(tensor: Tensor) -> Tensor:
-    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 # ---- the sources
@@ -244,12 +241,6 @@ def test_a_source_that_training_drops_is_kept_until_it_is_copied(
     fake: FakeDevice, recorder: Recorder, place: SnapshotPlace
 ) -> None:
     recorder.take(place)
-    recorder.state.tensors.clear()
-    recorder.finish()
-
-
-def test_sources_are_released_after_the_copy(fake: FakeDevice, recorder: Recorder) -> None:
-    recorder.take()
     before = fake.num_allocated
     recorder.state.tensors.clear()
     assert fake.num_allocated == before
@@ -258,7 +249,7 @@ def test_sources_are_released_after_the_copy(fake: FakeDevice, recorder: Recorde
 
 
 @PLACES
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_storage_freed_under_its_references_is_not_reused_while_it_is_copied(
     place: SnapshotPlace, seed: int
 ) -> None:
@@ -280,19 +271,14 @@ def test_the_fence_holds_the_update_back_but_not_the_host(
     recorder.update(["weight"], 9)  # FakeDevice.synchronize refuses the training thread
     assert not fake.is_idle, "nothing has run yet"
     assert recorder.reports == []
-    recorder.finish()
-    assert recorder.state.tensors["weight"].tolist() == [9.0] * 6
-
-
-def test_a_wait_on_the_device_is_measured(fake: FakeDevice, recorder: Recorder) -> None:
-    recorder.take()
-    recorder.update(["weight"], 9)
     assert recorder.engine.device_wait_s == 0.0
     recorder.finish()
+    assert recorder.state.tensors["weight"].tolist() == [9.0] * 6
     assert recorder.engine.device_wait_s > 0.0
 
 
 def test_a_copy_that_is_done_costs_the_update_nothing(fake: FakeDevice, recorder: Recorder) -> None:
+    assert recorder.engine.fence(timeout_s=0.0) == 0.0, "nor one before the first snapshot"
     recorder.take()
     recorder.finish()
     before = fake.num_calls
@@ -302,7 +288,7 @@ def test_a_copy_that_is_done_costs_the_update_nothing(fake: FakeDevice, recorder
 
 
 def test_an_update_on_a_different_stream_waits_too() -> None:
-    for seed in range(50):
+    for seed in range(20):
         fake = FakeDevice(Seeded(seed))
         recorder = Recorder(fake, small_state(fake))
         recorder.take()
@@ -310,25 +296,6 @@ def test_an_update_on_a_different_stream_waits_too() -> None:
         fake.use_new_stream(after_the_old_one=False)
         recorder.update(["weight"], 9)
         recorder.finish()
-
-
-def test_the_fence_touches_no_device_before_the_first_snapshot(fake: FakeDevice) -> None:
-    engine = DeviceEngine(fake, helper=fake.helper)
-    assert engine.fence(timeout_s=0.0) == 0.0
-    assert fake.num_calls == 0
-
-
-def test_a_graph_capture_is_neither_waited_in_nor_recorded_into(
-    fake: FakeDevice, recorder: Recorder
-) -> None:
-    recorder.take()
-    fake.begin_capture()
-    assert recorder.engine.fence(timeout_s=0.0) == 0.0
-    recorder.take()
-    fake.end_capture()
-    (error,) = recorder.reports
-    assert isinstance(error, StateError)
-    recorder.finish(errors=1)
 
 
 # ---- few copies
@@ -344,15 +311,22 @@ def test_small_tensors_are_copied_in_one_transfer(fake: FakeDevice) -> None:
     recorder.finish()
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_small_tensors_beyond_the_staging_buffer_go_through_it_in_rounds(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(15))
+@pytest.mark.parametrize("is_freed", [False, True], ids=["", "freed under their references"])
+def test_small_tensors_beyond_the_staging_buffer_go_through_it_in_rounds(
+    seed: int, is_freed: bool
+) -> None:
     fake = FakeDevice(Seeded(seed))
     state = many_small(fake)
     recorder = Recorder(fake, state)
     before = fake.num_allocated
-    for step in range(3):
+    for step in range(1 if is_freed else 3):
         recorder.take()
         assert fake.num_allocated == before + TINY.staging_bytes
+        if is_freed:
+            for name in state.settled:
+                fake.training_frees_storage(state.tensors[name])
+            break
         for name in [*state.tensors][::2]:  # volatile ones, by what is queued next
             state.write(name, step)
         recorder.update([*state.tensors][1::2], step)
@@ -369,25 +343,12 @@ def many_small(fake: FakeDevice) -> State:
     return state
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_storage_of_small_tensors_freed_under_their_references_is_not_reused_too_early(
-    seed: int,
-) -> None:
-    fake = FakeDevice(Seeded(seed))
-    state = many_small(fake)
-    recorder = Recorder(fake, state)
-    recorder.take()
-    for name in state.settled:
-        fake.training_frees_storage(state.tensors[name])
-    recorder.finish()
-
-
 def test_snapshots_of_one_form_are_planned_once_and_others_anew(fake: FakeDevice) -> None:
     """A tensor that is replaced by one with other strides is copied as it lies now."""
     state = many_small(fake)
     state.add("square", torch.arange(4, dtype=torch.int16).view(2, 2), settled=True)
     recorder = Recorder(fake, state)
-    (copier,) = (recorder.engine._copier(torch.device("cuda", 0)),)
+    copier = recorder.engine._copier(torch.device("cuda", 0))
     plans = []
     for values in (None, torch.ones(2, 2), torch.arange(4).view(2, 2).t(), None):
         if values is not None:
@@ -395,24 +356,12 @@ def test_snapshots_of_one_form_are_planned_once_and_others_anew(fake: FakeDevice
         recorder.take()
         fake.run_all()
         plans.append(copier._staged)
-    assert plans[0] is plans[1]
-    assert plans[1] is not plans[2]
+    assert [plan is plans[0] for plan in plans] == [True, True, False, False]
     assert plans[2] is plans[3]
     recorder.finish()
 
 
-def test_staging_is_reused(fake: FakeDevice, recorder: Recorder) -> None:
-    recorder.take()
-    fake.run_all()
-    before = fake.num_allocated
-    for _ in range(10):
-        recorder.take()
-        fake.run_all()
-    assert fake.num_allocated == before
-    recorder.finish()
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_a_state_that_grows_gets_larger_buffers_while_the_old_ones_are_read(seed: int) -> None:
     fake = FakeDevice(Seeded(seed))
     state = State(fake)
@@ -425,8 +374,7 @@ def test_a_state_that_grows_gets_larger_buffers_while_the_old_ones_are_read(seed
 
 
 def test_a_strided_tensor_is_not_copied_whole_on_the_device(fake: FakeDevice) -> None:
-    state = State(fake)
-    state.add("weight", torch.arange(64.0).reshape(8, 8).t(), settled=True)
+    state = state_of(fake, settled={"weight": torch.arange(64.0).reshape(8, 8).t()})
     before = fake.num_allocated
     recorder = Recorder(fake, state)
     recorder.take()
@@ -453,9 +401,7 @@ def test_views_that_negate_or_conjugate_are_resolved(
 def test_a_device_snapshot_lets_the_update_run_before_the_transfer_is_done() -> None:
     def can_update_before_the_transfer_ends(place: SnapshotPlace, seed: int) -> bool:
         fake = FakeDevice(Seeded(seed), eager_events=True)
-        state = State(fake)
-        state.add("weight", torch.arange(6.0), settled=True)
-        recorder = Recorder(fake, state)
+        recorder = Recorder(fake, state_of(fake, settled={"weight": torch.arange(6.0)}))
         recorder.take(place)
         recorder.update(["weight"], 9)
         weight = recorder.state.tensors["weight"]
@@ -470,26 +416,19 @@ def test_a_device_snapshot_lets_the_update_run_before_the_transfer_is_done() -> 
     assert not any(can_update_before_the_transfer_ends(SnapshotPlace.HOST, s) for s in seeds)
 
 
-def test_the_device_buffer_is_given_back_when_snapshots_go_to_the_host_again(
-    fake: FakeDevice, recorder: Recorder
-) -> None:
-    before = fake.num_allocated
-    recorder.take(SnapshotPlace.DEVICE)
-    recorder.engine.place = SnapshotPlace.HOST
-    fake.run_all()
-    assert fake.num_allocated == before
-    recorder.finish()
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(10))
 def test_the_device_buffer_may_be_given_back_in_the_middle_of_a_copy(seed: int) -> None:
     fake = FakeDevice(Seeded(seed))
     recorder = Recorder(fake, small_state(fake))
+    before = fake.num_allocated
     recorder.take(SnapshotPlace.DEVICE)
     recorder.take(SnapshotPlace.DEVICE)
     recorder.engine.place = SnapshotPlace.HOST  # the first to finish gives back what both use
     fake.run_some()
     recorder.take(SnapshotPlace.DEVICE)
+    recorder.engine.place = SnapshotPlace.HOST
+    fake.run_all()
+    assert fake.num_allocated == before, "snapshots go to the host again"
     recorder.finish()
 
 
@@ -517,17 +456,8 @@ def test_an_error_at_any_call_voids_the_slot_after_all_copies_into_it(
         return num_calls
 
     for fail_at in range(1, calls_of_a_snapshot(None, 0) + 1):
-        for seed in range(5):
+        for seed in range(3):
             calls_of_a_snapshot(fail_at, seed)
-
-
-def test_a_fault_point_voids_the_slot(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    from checkfreq import faults
-
-    monkeypatch.setenv("CHECKFREQ_FAULT", "snapshot.copy_end:raise-EIO")
-    monkeypatch.setattr(faults, "_script", faults._Script())
-    recorder.take()
-    recorder.finish(errors=1)
 
 
 def test_an_interrupt_while_queuing_voids_the_slot_and_is_raised(
@@ -551,16 +481,10 @@ def test_a_state_without_device_tensors_is_complete_at_once(fake: FakeDevice) ->
     recorder.finish()
 
 
-def take_slot(arena: Arena) -> Slot:
-    slot = arena.acquire()
-    assert slot is not None
-    return slot
-
-
 # ---- the real helper thread
 
 
-def test_the_helper_thread_reports_and_ends(fake: FakeDevice) -> None:
+def test_the_helper_thread_reports_and_ends() -> None:
     class Eager(FakeDevice):
         def synchronize(self, event: object) -> None:
             self.run_all()
@@ -569,13 +493,13 @@ def test_the_helper_thread_reports_and_ends(fake: FakeDevice) -> None:
             return 1.0
 
     eager = Eager(Scripted())
-    state = State(eager)
-    state.add("weight", torch.arange(6.0), settled=True)
     arena = Arena(config=CFConfig(host_memory_limit=1 << 30))
     arena.allocate(64 << 10)
+    slot = arena.acquire()
+    assert slot is not None
     engine = DeviceEngine(eager)
     reports: list[BaseException | None] = []
-    engine.start(state.copies(), take_slot(arena), on_copied=reports.append)
+    engine.start(state_of(eager, settled=WEIGHT).copies(), slot, on_copied=reports.append)
     assert engine.wait_copied(timeout_s=60.0)
     engine.close()
     engine.close()

@@ -22,6 +22,8 @@ from checkfreq.snapshot.engine import (
     view_in_slot,
 )
 from checkfreq.snapshot.watch import UnannouncedWrite
+from tests.snapshot.recorder import row_major_bytes
+from tests.waiting import opened_while_waited_for
 
 
 @pytest.fixture
@@ -53,19 +55,13 @@ def copy_of(tensor: torch.Tensor, offset: int = 0, *, settled: bool) -> Copy:
     return Copy("t", tensor, offset, tensor.numel() * tensor.element_size(), settled)
 
 
-def let_go_once_waited_for(engine: HostEngine, gate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open ``gate`` from inside the wait: before it, the copy could end before the fence."""
-    wait = engine._idle.wait
-
-    def waited(timeout: float | None = None) -> bool:
-        gate.touch()
-        return wait(timeout)
-
-    monkeypatch.setattr(engine._idle, "wait", waited)
+def beyond(slot: Slot, *, settled: bool) -> Copy:
+    """A copy that cannot be made: it would leave the slot."""
+    return copy_of(torch.ones(2, 8).t(), slot.num_bytes, settled=settled)
 
 
 def test_volatile_tensors_are_complete_when_start_returns(
-    engine: HostEngine, slot: Slot, held: Path, monkeypatch: pytest.MonkeyPatch
+    engine: HostEngine, slot: Slot, held: Path
 ) -> None:
     volatile, settled, outcome = torch.ones(4), torch.ones(4), Outcome()
     copies = [copy_of(volatile, settled=False), copy_of(settled, 64, settled=True)]
@@ -73,8 +69,8 @@ def test_volatile_tensors_are_complete_when_start_returns(
     volatile.zero_()
     assert torch.equal(view_in_slot(copies[0], slot), torch.ones(4))
     assert not engine.wait_copied(timeout_s=0.0)
-    let_go_once_waited_for(engine, held, monkeypatch)
-    assert engine.fence(timeout_s=120.0) > 0.0
+    with opened_while_waited_for(held.touch):
+        assert engine.fence(timeout_s=120.0) > 0.0
     assert torch.equal(view_in_slot(copies[1], slot), torch.ones(4))
     assert outcome.wait() == [None]
 
@@ -100,9 +96,8 @@ def test_a_fence_at_its_deadline_is_a_snapshot_error(
 def test_a_copy_that_fails_is_reported_once_and_the_engine_goes_on(
     engine: HostEngine, slot: Slot
 ) -> None:
-    bad = Copy("t", torch.ones(2, 8).t(), slot.num_bytes, 64, True)  # beyond the slot
     outcome = Outcome()
-    engine.start([bad], slot, on_copied=outcome)
+    engine.start([beyond(slot, settled=True)], slot, on_copied=outcome)
     (error,) = outcome.wait()
     assert isinstance(error, ValueError)
     good = Outcome()
@@ -135,8 +130,8 @@ def test_an_update_behind_the_fence_voids_nothing(engine: HostEngine, slot: Slot
 
 
 def test_a_volatile_copy_that_fails_is_reported_too(engine: HostEngine, slot: Slot) -> None:
-    bad = Copy("t", torch.ones(2, 8).t(), slot.num_bytes, 64, False)
     outcome = Outcome()
+    bad = beyond(slot, settled=False)
     engine.start([bad, copy_of(torch.ones(4), settled=True)], slot, on_copied=outcome)
     (error,) = outcome.errors
     assert isinstance(error, ValueError)
@@ -154,6 +149,7 @@ LAYOUTS = {
     "bfloat16": torch.randn(5, dtype=torch.bfloat16),
     "bool": torch.tensor([True, False]),
     "nan": torch.tensor([float("nan"), -0.0]),
+    "empty": torch.empty(0, 3),
 }
 
 
@@ -161,14 +157,7 @@ LAYOUTS = {
 def test_any_layout_lies_row_major_in_the_slot(tensor: torch.Tensor, slot: Slot) -> None:
     copy = copy_of(tensor, 64, settled=True)
     copy_to_slot(copy, slot)
-    plain = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-    assert bytes(slot.memory[64 : 64 + copy.num_bytes]) == plain.numpy().tobytes()
-    assert fingerprint(copy) == slot_fingerprint(copy, slot)
-
-
-def test_a_tensor_without_elements_copies_nothing(slot: Slot) -> None:
-    copy = copy_of(torch.empty(0, 3), settled=True)
-    copy_to_slot(copy, slot)
+    assert bytes(slot.memory[64 : 64 + copy.num_bytes]) == row_major_bytes(tensor)
     assert fingerprint(copy) == slot_fingerprint(copy, slot)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -41,12 +42,14 @@ class Mixed(nn.Module):
             "f64": torch.randn(2, dtype=torch.float64),
             "small": torch.randn(5).to(torch.float8_e4m3fn),
             "wave": torch.randn(3, dtype=torch.complex64),
+            "channels last": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
             "unsigned": torch.tensor([1, 2**63], dtype=torch.uint64),
         }.items():
             self.register_buffer(name, tensor)
 
 
 def test_safetensors_loads_the_model_with_its_own_keys() -> None:
+    """Also strided tensors, row-major."""
     model = Mixed()
     loaded = load(take(CFCheckpoint(model=model)).image("model"))
     assert bits(dict(sorted(loaded.items()))) == bits(dict(sorted(model.state_dict().items())))
@@ -61,12 +64,6 @@ def test_large_tensors_have_pieces_and_shards_whole_rows() -> None:
     large, small = torch.zeros(3, 1 << 17), torch.zeros(8, 1024)
     assert cut_of("model", large, small) == [1 << 20, 0]
     assert cut_of("model.rank-00001", large, small) == [1 << 19, 4096]
-
-
-def test_channels_last_weights_are_stored_row_major() -> None:
-    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    loaded = load(take(CFCheckpoint(model=model)).image("model"))
-    assert torch.equal(loaded["weight"], model.weight)
 
 
 def test_tensors_are_packed_by_decreasing_element_size_without_gaps() -> None:
@@ -96,7 +93,6 @@ def test_tensors_that_are_copied_together_are_adjacent() -> None:
     (file,) = StateLayout.plan(CapturedState(refs, {}, {})).files
     placed = sorted(file.tensors, key=lambda tensor: tensor.offset)
     names = ["mean", "step", "host", "small", "middle", "large"]
-    names = ["mean", "step", "host", "small", "middle", "large"]
     assert [tensor.name for tensor in placed] == names
 
 
@@ -124,16 +120,13 @@ def test_no_element_of_any_dtype_lies_across_pages() -> None:
 
 
 def test_header_and_images_fill_whole_pages() -> None:
-    model = Mixed()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    model.weight.sum().backward()
-    optimizer.step()
-    layout = take(CFCheckpoint(model=model, optimizer=optimizer)).layout
-    assert [file.name for file in layout.files] == [
-        "model.safetensors",
-        "optimizer.safetensors",
-        "rng.safetensors",
-    ]
+    """A header of as many as it takes."""
+    model = nn.ModuleList([nn.Linear(1, 1) for _ in range(100)])
+    shot = take(CFCheckpoint(model=model))
+    layout = shot.layout
+    assert [file.name for file in layout.files] == ["model.safetensors", "rng.safetensors"]
+    assert layout.files[0].header_bytes == 4 * PAGE_BYTES
+    assert len(load(shot.image("model"))) == 200
     end = 0
     for i, file in enumerate(layout.files):
         assert file.slot_offset >= end
@@ -144,13 +137,6 @@ def test_header_and_images_fill_whole_pages() -> None:
         end = file.slot_offset + file.num_bytes
     assert layout.total_bytes % PAGE_BYTES == 0
     assert end <= layout.total_bytes < end + PAGE_BYTES
-
-
-def test_a_header_longer_than_a_page_is_padded_to_the_next_one() -> None:
-    model = nn.ModuleList([nn.Linear(1, 1) for _ in range(100)])
-    shot = take(CFCheckpoint(rng=False, model=model))
-    assert shot.layout.files[0].header_bytes == 4 * PAGE_BYTES
-    assert len(load(shot.image("model"))) == 200
 
 
 def test_dtypes_that_safetensors_lacks_are_bytes_in_the_file() -> None:
@@ -192,34 +178,18 @@ def test_a_layout_fits_later_captures_of_the_same_structure() -> None:
     assert not full.fits(capture(others))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda m: m.register_buffer("more", torch.zeros(1)),
-        lambda m: m.double(),
-        lambda m: setattr(m, "weight", nn.Parameter(torch.zeros(4, 4))),
-        lambda m: setattr(m, "bias", m.weight),
-    ],
-    ids=["new buffer", "dtype", "shape", "tied"],
-)
-def test_a_layout_does_not_fit_a_changed_structure(change: object) -> None:
+CHANGES: dict[str, Callable[[nn.Module], object]] = {
+    "new buffer": lambda model: model.register_buffer("more", torch.zeros(1)),
+    "dtype": lambda model: model.double(),
+    "shape": lambda model: setattr(model, "weight", nn.Parameter(torch.zeros(4, 4))),
+    "tied": lambda model: setattr(model, "bias", model.weight),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_a_layout_does_not_fit_a_changed_structure(change: Callable[[nn.Module], object]) -> None:
     model = nn.Linear(2, 2)
     chk = CFCheckpoint(model=model)
     layout = StateLayout.plan(capture(chk))
-    assert callable(change)
     change(model)
     assert not layout.fits(capture(chk))
-
-
-def test_an_object_without_tensors_has_no_file() -> None:
-    shot = take(CFCheckpoint(rng=False, best={"loss": 0.5}))
-    assert shot.layout.files == ()
-    assert shot.layout.total_bytes == 0
-    assert shot.found.manifest.objects["best"]["tree"] == {"loss": 0.5}
-
-
-def test_destinations_follow_the_order_of_the_captured_tensors() -> None:
-    shot = take(CFCheckpoint(model=Mixed()))
-    for i, ref in enumerate(shot.captured.tensors):
-        offset, num_bytes = shot.layout.destinations[i]
-        assert bits(ref.tensor)[2] == bytes(shot.slot[offset : offset + num_bytes].numpy())

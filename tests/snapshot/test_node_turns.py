@@ -5,28 +5,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
-import subprocess
-import sys
 import threading
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from checkfreq.snapshot.node_turns import NodeTurns
+from tests.fork_server import FORK_SERVER
 
 #: Only a defect reaches it.
 DEADLINE_S = 60.0
-
-HOLDER = """
-import sys, threading
-from pathlib import Path
-from checkfreq.snapshot.node_turns import NodeTurns
-
-with NodeTurns(Path(sys.argv[1])).turn(threading.Event()):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
 
 
 @pytest.fixture
@@ -34,52 +23,31 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "lock"
 
 
-def test_one_turn_at_a_time(path: Path) -> None:
-    inside, most = 0, 0
-    lock = threading.Lock()
-
-    def take_turns() -> None:
-        nonlocal inside, most
-        turns = NodeTurns(path, patience_s=DEADLINE_S)
-        for _ in range(5):
-            with turns.turn(threading.Event()):
-                with lock:
-                    inside += 1
-                    most = max(most, inside)
-                os.sched_yield()
-                with lock:
-                    inside -= 1
-
-    threads = [threading.Thread(target=take_turns) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    assert not any(thread.is_alive() for thread in threads)
-    assert most == 1
+def _hold(path: Path, told: Connection) -> None:
+    with NodeTurns(path).turn(threading.Event()):
+        told.send("held")
+        told.recv()
 
 
 def test_a_turn_comes_when_the_other_process_is_killed(path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).resolve().parents[2],
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        entered = threading.Event()
+    """And not before."""
+    ours, theirs = FORK_SERVER.Pipe()
+    holder = FORK_SERVER.Process(target=_hold, args=(path, theirs))
+    holder.start()
+    assert ours.recv() == "held"
+    entered = threading.Event()
 
-        def take_turn() -> None:
-            with NodeTurns(path, patience_s=DEADLINE_S).turn(threading.Event()):
-                entered.set()
+    def take_turn() -> None:
+        with NodeTurns(path, patience_s=DEADLINE_S).turn(threading.Event()):
+            entered.set()
 
-        thread = threading.Thread(target=take_turn)
-        thread.start()
-        assert not entered.is_set()
-        holder.send_signal(signal.SIGKILL)
-        assert entered.wait(DEADLINE_S)
-        thread.join(DEADLINE_S)
+    thread = threading.Thread(target=take_turn)
+    thread.start()
+    assert not entered.is_set()
+    holder.kill()
+    holder.join(DEADLINE_S)
+    assert entered.wait(DEADLINE_S)
+    thread.join(DEADLINE_S)
 
 
 def test_whoever_waits_too_long_goes_on_without_and_waits_no_more(
@@ -95,25 +63,22 @@ def test_whoever_waits_too_long_goes_on_without_and_waits_no_more(
 
 
 def test_in_a_hurry_nobody_waits(path: Path) -> None:
+    """Also after an error in the turn, which ends it."""
     hurry = threading.Event()
-    with NodeTurns(path).turn(threading.Event()):
+    with contextlib.suppress(KeyError), NodeTurns(path).turn(threading.Event()):
         waiting = threading.Thread(target=lambda: _turn(path, hurry))
         waiting.start()
         hurry.set()
         waiting.join(DEADLINE_S)
         assert not waiting.is_alive()
         _turn(path, hurry)
+        raise KeyError
+    _turn(path, threading.Event())
 
 
 def _turn(path: Path, hurry: threading.Event) -> None:
     with NodeTurns(path, patience_s=10 * DEADLINE_S).turn(hurry):
         pass
-
-
-def test_a_turn_is_over_after_an_error(path: Path) -> None:
-    with contextlib.suppress(KeyError), NodeTurns(path).turn(threading.Event()):
-        raise KeyError
-    _turn(path, threading.Event())
 
 
 @pytest.mark.parametrize("spoil", ["missing", "folder", "link"])

@@ -70,46 +70,38 @@ KEXEC = Machine("7.0.0-1019-nvidia", "NVIDIA 595.84")
 AMD = Machine("6.8.0-45-generic", "amdgpu 6.7.0")
 
 
-@pytest.mark.parametrize(
-    ("code", "where", "num_bytes", "source"),
-    [
-        (2, WSL, GIB, "microsoft/WSL/issues/14078"),
-        (2, NEW, GIB, "NV-Kernels/pull/108"),
-        (2, NEW, 2 * GIB, "94efde1d15399f5c88e576923db9bcd422d217f2"),
-        (2, NEW, 512 * GIB, "open-gpu-kernel-modules/pull/1234"),
-        (2, KEXEC, GIB, "NV-Kernels/pull/591"),
-        (2, AMD, GIB, "legacy-rocm-build/issues/708"),
-        (2, OLD, GIB, "cgroup-v2.html"),
-        (800, OLD, GIB, "group__CUDART__MEMORY.html"),
-        (801, OLD, GIB, "group__CUDART__MEMORY.html"),
-    ],
-)
-def test_what_is_known_is_said_with_its_source(
-    code: int, where: Machine, num_bytes: int, source: str
-) -> None:
-    assert source in advice(code, where, num_bytes=num_bytes)
+WSL_ISSUE, MIXED, LARGE = "WSL/issues/14078", "NV-Kernels/pull/108", "94efde1d15399f5c88e576923db9"
+HUGE, KEXECED, ROCM = "modules/pull/1234", "NV-Kernels/pull/591", "legacy-rocm-build/issues/708"
+CGROUP, DOCUMENTED = "cgroup-v2.html", "group__CUDART__MEMORY.html"
 
 
 @pytest.mark.parametrize(
-    ("code", "where", "num_bytes", "source"),
+    ("code", "where", "num_bytes", "said"),
     [
-        (2, OLD, GIB, "WSL"),
-        (2, OLD, 600 * GIB, "pull/1234"),
-        (2, OLD, 600 * GIB, "NV-Kernels"),
-        (2, NEW, GIB, "94efde1d15399f5c88e576923db9bcd422d217f2"),
-        (2, NEW, 511 * GIB, "pull/1234"),
-        (2, Machine("6.14.0"), 2 * GIB, "NV-Kernels/pull/108"),
-        (2, OLD, GIB, "rocm"),
-        (801, NEW, GIB, "NV-Kernels"),
+        (2, WSL, GIB, {WSL_ISSUE}),
+        (2, OLD, GIB, {CGROUP}),
+        (2, OLD, 600 * GIB, {CGROUP}),
+        (2, NEW, GIB, {MIXED}),
+        (2, NEW, 2 * GIB, {MIXED, LARGE}),
+        (2, NEW, 511 * GIB, {MIXED, LARGE}),
+        (2, NEW, 512 * GIB, {MIXED, LARGE, HUGE}),
+        (2, Machine("6.14.0"), 2 * GIB, set()),
+        (2, KEXEC, GIB, {KEXECED}),
+        (2, AMD, GIB, {ROCM}),
+        (800, OLD, GIB, {DOCUMENTED}),
+        (801, NEW, GIB, {DOCUMENTED}),
     ],
 )
-def test_what_does_not_hold_here_is_not_said(
-    code: int, where: Machine, num_bytes: int, source: str
+def test_what_is_known_here_is_said_with_its_source(
+    code: int, where: Machine, num_bytes: int, said: set[str]
 ) -> None:
-    assert source not in advice(code, where, num_bytes=num_bytes)
+    text = advice(code, where, num_bytes=num_bytes)
+    known = {WSL_ISSUE, MIXED, LARGE, HUGE, KEXECED, ROCM, CGROUP, DOCUMENTED}
+    assert {source for source in known if source in text} >= said
+    assert {source for source in known - {CGROUP} if source in text} <= said
 
 
-@pytest.mark.parametrize("code", [None, 1, 712, 999])
+@pytest.mark.parametrize("code", [None, 999])
 def test_where_nothing_is_known_the_kernels_log_is_named(code: int | None) -> None:
     assert "dmesg" in advice(code, NEW, num_bytes=GIB)
 

@@ -24,7 +24,6 @@ from checkfreq.snapshot.pin_failures import Machine
 from checkfreq.snapshot.pinning import PIECE_BYTES, DevicePinner, PinnedPieces
 from checkfreq.types import PAGE_BYTES, SnapshotPlace
 from tests.snapshot.fake_device import FakeDevice, Scripted, Seeded
-from tests.snapshot.fake_registrations import NO_MEMORY
 from tests.snapshot.recorder import PLACES, TINY, Recorder, State, small_state
 from tests.snapshot.test_device_engine import random_values
 
@@ -110,9 +109,10 @@ class PinnedRecorder(Recorder):
 # ---- pieces
 
 
-def test_a_slot_is_pinned_in_pieces_and_unpinned(
+def test_a_slot_is_pinned_in_pieces_and_unpinned_in_threads_of_its_own(
     fake: FakeDevice, address: int, tmp_path: Path
 ) -> None:
+    """A call that fails leaves its error in the thread (the fake refuses any other thread)."""
     pieces = pinned(pinner_of(fake, tmp_path, piece_bytes=2 * PAGE_BYTES), address)
     assert pieces is not None
     sizes = [2 * PAGE_BYTES, 2 * PAGE_BYTES, PAGE_BYTES]
@@ -122,6 +122,7 @@ def test_a_slot_is_pinned_in_pieces_and_unpinned(
     assert pieces.release()
     assert pieces.release()
     assert fake.registrations.ranges == {}
+    assert fake.registrations.threads == {"checkfreq-pin"}
 
 
 def test_no_piece_is_as_large_as_any_kernel_or_driver_refuses(tmp_path: Path) -> None:
@@ -130,15 +131,7 @@ def test_no_piece_is_as_large_as_any_kernel_or_driver_refuses(tmp_path: Path) ->
     assert DevicePinner(FakeDevice(Scripted())).piece_bytes == PIECE_BYTES
 
 
-def test_pieces_get_around_a_limit_on_one_call(
-    fake: FakeDevice, address: int, tmp_path: Path
-) -> None:
-    fake.registrations.largest = PAGE_BYTES
-    assert pinned(pinner_of(fake, tmp_path, piece_bytes=5 * PAGE_BYTES), address) is None
-    assert pinned(pinner_of(fake, tmp_path), address) is not None
-
-
-@pytest.mark.parametrize("fail_at", range(1, 6))
+@pytest.mark.parametrize("fail_at", [1, 3, 5])
 def test_if_a_piece_fails_none_stays_pinned_and_it_is_not_tried_again(
     fake: FakeDevice,
     address: int,
@@ -162,16 +155,6 @@ def test_if_a_piece_fails_none_stays_pinned_and_it_is_not_tried_again(
     assert "ulimit" not in text
 
 
-def test_a_slot_that_overlaps_one_that_is_pinned_is_refused(
-    fake: FakeDevice, address: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert pinned(pinner_of(fake, tmp_path), address) is not None
-    before = dict(fake.registrations.ranges)
-    assert pinned(pinner_of(fake, tmp_path), address) is None
-    assert fake.registrations.ranges == before
-    assert "712 (cudaErrorHostMemoryAlreadyRegistered)" in caplog.text
-
-
 def test_pieces_that_cannot_be_undone_are_reported_and_kept(
     fake: FakeDevice, address: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,22 +164,12 @@ def test_pieces_that_cannot_be_undone_are_reported_and_kept(
     assert pieces is not None
     assert pieces.num_bytes == PAGE_BYTES
     assert fake.registrations.ranges == {address + PAGE_BYTES: PAGE_BYTES}
-    assert not pieces.release()
+    assert not pieces.release(), "every other one is"
     levels = [record.levelname for record in caplog.records]
     assert levels == ["WARNING", "ERROR", "ERROR"]
     assert "cudaHostUnregister returned error 999 (cudaErrorUnknown)" in caplog.text
     fake.registrations.stuck = set()
     assert pieces.release()
-
-
-def test_every_piece_is_unpinned_that_can_be(
-    fake: FakeDevice, address: int, tmp_path: Path
-) -> None:
-    pieces = pinned(pinner_of(fake, tmp_path), address)
-    assert pieces is not None
-    fake.registrations.stuck = {address}
-    assert not pieces.release()
-    assert fake.registrations.ranges == {address: PAGE_BYTES}
 
 
 def test_an_exception_of_the_driver_is_a_failure_like_any_other(
@@ -220,28 +193,6 @@ def test_unpinning_that_hangs_is_given_up(
     assert not pieces.release()
     assert "the driver did not answer within 0.01 s" in caplog.text
     gate.set()
-
-
-def test_a_device_that_is_not_in_use_is_left_alone(
-    fake: FakeDevice, address: int, tmp_path: Path
-) -> None:
-    fake.in_use = False
-    pinner = pinner_of(fake, tmp_path)
-    assert not pinner.is_wanted()
-    assert pinned(pinner, address) is None
-    assert fake.registrations.calls == []
-    fake.in_use = True
-    assert pinned(pinner, address) is not None
-
-
-def test_the_driver_is_called_in_threads_of_its_own(
-    fake: FakeDevice, address: int, tmp_path: Path
-) -> None:
-    """A call that fails leaves its error in the thread (the fake refuses any other thread)."""
-    pieces = pinned(pinner_of(fake, tmp_path), address)
-    assert pieces is not None
-    pieces.release()
-    assert fake.registrations.threads == {"checkfreq-pin"}
 
 
 # ---- over time
@@ -279,34 +230,20 @@ def test_each_piece_and_the_pause_after_it_are_one_turn(
 
     class Pause(Pauses):
         def wait(self, timeout: float | None = None) -> bool:
-            order.append("pause")
-            return super().wait(timeout)
-
-    fake.registrations.before = lambda _: order.append("pin")
-    pinner = pinner_of(fake, tmp_path, turns=NotedTurns(order), piece_bytes=3 * PAGE_BYTES)
-    assert pinned(pinner, address, hurry=Pause()) is not None
-    assert order == ["turn", "pin", "pause", "end", "turn", "pin", "end"]
-
-
-def test_pieces_are_unpinned_in_turns_with_pauses_too(
-    fake: FakeDevice, address: int, tmp_path: Path
-) -> None:
-    order: list[str] = []
-
-    class Pause(Pauses):
-        def wait(self, timeout: float | None = None) -> bool:
             order.append(f"pause {timeout}")
             return super().wait(timeout)
 
+    fake.registrations.before = lambda _: order.append("call")
+    fake.registrations.before_undo = lambda _: order.append("call")
     pinner = pinner_of(
         fake, tmp_path, turns=NotedTurns(order), piece_bytes=3 * PAGE_BYTES, clock=Ticks()
     )
-    pieces = pinned(pinner, address)
+    pieces = pinned(pinner, address, hurry=Pause())
     assert pieces is not None
+    assert order == ["turn", "call", "pause 3.0", "end", "turn", "call", "end"]
     order.clear()
-    fake.registrations.before_undo = lambda _: order.append("unpin")
     assert pieces.release(hurry=Pause())
-    assert order == ["turn", "unpin", "pause 5.0", "end", "turn", "unpin", "end"]
+    assert order == ["turn", "call", "pause 5.0", "end", "turn", "call", "end"]
 
 
 def test_in_a_hurry_nothing_is_waited_for(fake: FakeDevice, address: int, tmp_path: Path) -> None:
@@ -334,54 +271,20 @@ def test_pinning_that_is_stopped_leaves_nothing_behind(
 # ---- with the arena
 
 
-def arena_of(fake: FakeDevice, path: Path, *, state_bytes: int = 20_000) -> Arena:
-    config = CFConfig(host_memory_limit=1 << 30)
-    arena = Arena(config=config, pinner=pinner_of(fake, path))
-    arena.allocate(state_bytes)
-    return arena
-
-
-def test_all_slots_are_pinned_with_their_slack(fake: FakeDevice, tmp_path: Path) -> None:
-    arena = arena_of(fake, tmp_path)
-    assert arena.wait_ready(timeout_s=DEADLINE_S)
-    assert fake.registrations.num_bytes == sum(slot.num_bytes for slot in arena.slots)
-    arena.close()
-    assert fake.registrations.ranges == {}
-
-
-def test_a_large_slot_is_pinned_while_the_training_thread_goes_on(
+def test_all_slots_are_pinned_with_their_slack_once_the_device_is_used(
     fake: FakeDevice, tmp_path: Path
 ) -> None:
-    begun, gate = threading.Event(), threading.Event()
-
-    def held(_: int) -> None:
-        begun.set()
-        assert gate.wait(DEADLINE_S)
-
-    fake.registrations.before = held
-    config = CFConfig(host_memory_limit=1 << 30)
-    arena = Arena(config=config, pinner=pinner_of(fake, tmp_path, piece_bytes=8 * MIB))
-    arena.allocate(20 * MIB)
-    assert begun.wait(DEADLINE_S)
-    assert not arena.may_have_room()
-    gate.set()
-    assert arena.wait_ready(timeout_s=DEADLINE_S)
-    assert all(slot.pins is not None for slot in arena.slots)
-    arena.close()
-    assert fake.registrations.ranges == {}
-
-
-def test_slots_made_before_the_device_was_used_are_pinned_later(
-    fake: FakeDevice, tmp_path: Path
-) -> None:
+    """Before, and where it is not at all, the driver is left alone."""
     fake.in_use = False
-    arena = arena_of(fake, tmp_path)
-    assert fake.registrations.ranges == {}
+    arena = Arena(config=CFConfig(host_memory_limit=1 << 30), pinner=pinner_of(fake, tmp_path))
+    arena.allocate(20_000)
+    assert fake.registrations.calls == []
     fake.in_use = True
     arena.pin()
     assert arena.wait_ready(timeout_s=DEADLINE_S)
     assert fake.registrations.num_bytes == sum(slot.num_bytes for slot in arena.slots)
     arena.close()
+    assert fake.registrations.ranges == {}
 
 
 def test_after_a_failure_copies_go_on_and_nothing_more_is_said(
@@ -394,20 +297,6 @@ def test_after_a_failure_copies_go_on_and_nothing_more_is_said(
     recorder.take()
     recorder.finish()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-
-
-def test_slots_stay_mapped_when_they_cannot_be_unpinned(
-    fake: FakeDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    arena = arena_of(fake, tmp_path)
-    slots = arena.slots
-    fake.registrations.stuck = {slots[0].address}
-    arena.allocate(20_000)
-    assert os.fstat(slots[0].fd).st_size == slots[0].num_bytes
-    assert slots[1].memory.closed
-    assert not slots[0].memory.closed
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-    arena.close()
 
 
 # ---- slots that the state has outgrown
@@ -456,6 +345,8 @@ def test_training_goes_on_while_slots_that_are_too_small_are_unpinned(
 ) -> None:
     outgrown = Outgrown(fake, tmp_path)
     arena, old = outgrown.arena, outgrown.arena.slots
+    resident_when_pinned: list[list[int]] = []
+    fake.registrations.before = lambda _: resident_when_pinned.append(outgrown.resident()[:2])
     outgrown.allocate(20 * MIB)
     assert outgrown.begun.wait(DEADLINE_S)
     assert arena.fits(20 * MIB)
@@ -465,22 +356,11 @@ def test_training_goes_on_while_slots_that_are_too_small_are_unpinned(
     outgrown.gate.set()
     assert arena.wait_ready(timeout_s=DEADLINE_S)
     assert all(slot.memory.closed for slot in old)
+    assert {*map(tuple, resident_when_pinned)} == {(0, 0)}, "gone before new ones get memory"
     assert outgrown.resident() == [0, 0, 20, 20]
     assert fake.registrations.num_bytes == sum(slot.num_bytes for slot in arena.slots)
     outgrown.close()
     assert fake.registrations.ranges == {}
-
-
-def test_old_slots_are_gone_before_new_ones_get_memory(fake: FakeDevice, tmp_path: Path) -> None:
-    outgrown = Outgrown(fake, tmp_path)
-    outgrown.gate.set()
-    seen: list[list[int]] = []
-    fake.registrations.before = lambda _: seen.append(outgrown.resident()[:2])
-    outgrown.allocate(20 * MIB)
-    assert outgrown.arena.wait_ready(timeout_s=DEADLINE_S)
-    assert seen
-    assert {*map(tuple, seen)} == {(0, 0)}
-    outgrown.close()
 
 
 def test_slots_that_are_outgrown_while_they_replace_others_never_get_memory(
@@ -493,10 +373,7 @@ def test_slots_that_are_outgrown_while_they_replace_others_never_get_memory(
     outgrown.gate.set()
     assert outgrown.arena.wait_ready(timeout_s=DEADLINE_S)
     assert outgrown.resident() == [0, 0, 0, 0, 30, 30]
-    slots = outgrown.arena.slots
-    assert fake.registrations.num_bytes == sum(slot.num_bytes for slot in slots)
     outgrown.close()
-    assert fake.registrations.ranges == {}
 
 
 def test_old_slots_count_as_memory_for_new_ones(fake: FakeDevice, tmp_path: Path) -> None:
@@ -559,24 +436,6 @@ def test_large_slots_that_cannot_be_unpinned_stay_and_new_ones_are_made(
 # ---- copies
 
 
-def test_a_copy_across_two_registrations_is_refused_by_the_fake(fake: FakeDevice) -> None:
-    """As by CUDA; and one that leaves a registration."""
-    memory = mmap.mmap(-1, 3 * PAGE_BYTES)
-    base = torch.frombuffer(memory, dtype=torch.uint8)
-    fake.registrations.prepare_thread()
-    for page in range(2):
-        assert fake.register_host(base.data_ptr() + page * PAGE_BYTES, PAGE_BYTES) is None
-    source = fake.tensor(torch.zeros(PAGE_BYTES, dtype=torch.uint8))
-    stream = fake.current_stream(torch.device("cuda", 0))
-    for page in range(3):
-        begin = page * PAGE_BYTES
-        fake.copy([(base[begin : begin + PAGE_BYTES], source)], stream=stream)
-    for begin in (1, PAGE_BYTES + 1):
-        with pytest.raises(RuntimeError, match="invalid argument"):
-            fake.copy([(base[begin : begin + PAGE_BYTES], source)], stream=stream)
-    fake.run_all()
-
-
 def state_across_borders(fake: FakeDevice) -> State:
     """Tensors that the state of a slot of pages has across borders, one for each way to copy."""
     state = State(fake)
@@ -589,7 +448,7 @@ def state_across_borders(fake: FakeDevice) -> State:
 
 
 @PLACES
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("has_room", [True, False], ids=["", "without room for buffers"])
 def test_copies_are_cut_where_registrations_meet(
     place: SnapshotPlace, seed: int, has_room: bool, tmp_path: Path
@@ -608,26 +467,7 @@ def test_copies_are_cut_where_registrations_meet(
     recorder.finish()
 
 
-@PLACES
-@pytest.mark.parametrize("name", ["plain", "volatile", "wide", "turned", "odd"])
-def test_without_the_cut_each_way_of_copying_would_be_refused(
-    fake: FakeDevice, place: SnapshotPlace, name: str, tmp_path: Path
-) -> None:
-    state = state_across_borders(fake)
-    only = State(fake)
-    only.put(name, state.tensors[name])
-    limits = Limits(small_bytes=8, transpose_bytes=6000, chunk_bytes=6000, reserve_bytes=0)
-    pinner = pinner_of(fake, tmp_path)
-    recorder = PinnedRecorder(fake, only, limits=limits, pinner=pinner, state_bytes=64 << 10)
-    for slot in recorder.arena.slots:
-        slot.piece_bytes = PIECE_BYTES
-    recorder.take(place)
-    recorder.finish(errors=1)
-    (error,) = recorder.reports
-    assert "invalid argument" in str(error)
-
-
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(15))
 def test_random_states_are_copied_to_slots_pinned_by_the_page(seed: int, tmp_path: Path) -> None:
     fake, draw = FakeDevice(Seeded(seed)), random.Random(seed)
     state = State(fake)
@@ -677,17 +517,3 @@ def test_slots_can_be_unpinned_while_the_interpreter_ends(
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert pieces.release()
     assert fake.registrations.ranges == {}
-
-
-def test_the_fake_refuses_what_the_driver_refuses(fake: FakeDevice, address: int) -> None:
-    fake.registrations.prepare_thread()
-    fake.registrations.fail_at = 1
-    assert fake.register_host(address, PAGE_BYTES) == NO_MEMORY
-    assert fake.register_host(address, 2 * PAGE_BYTES) is None
-    overlapping = fake.register_host(address + PAGE_BYTES, PAGE_BYTES)
-    assert overlapping is not None
-    assert overlapping.code == 712
-    unknown = fake.unregister_host(address + PAGE_BYTES)
-    assert unknown is not None
-    assert unknown.code == 713
-    assert fake.unregister_host(address) is None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,13 +13,15 @@ from torch import nn
 
 from checkfreq.config import CFConfig
 from checkfreq.snapshot.arena import Arena, Slot
-from checkfreq.snapshot.engine import HostEngine
-from checkfreq.snapshot.snapshotter import Snapshot, Snapshotter
+from checkfreq.snapshot.device_engine import DeviceEngine
+from checkfreq.snapshot.engine import HostEngine, SnapshotEngine
+from checkfreq.snapshot.snapshotter import Snapshot, Snapshotter, engine_for
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
+from checkfreq.state.collector import CapturedState
 from checkfreq.types import FileSpec
-
-_WITHIN_S = 120.0
+from tests.snapshot.fake_device import FakeDevice, Scripted
+from tests.snapshot.recorder import WITHIN_S, row_major_bytes
 
 
 class NoListener:
@@ -28,33 +31,42 @@ class NoListener:
 
 
 class Shots:
-    """Snapshots of ``model``, one after another in the same slots."""
+    """Snapshots of ``chk``, one after another in the same slots."""
 
     def __init__(
-        self, model: nn.Module, *, engine: type[HostEngine] = HostEngine, **tracked: Any
+        self,
+        chk: CFCheckpoint,
+        *,
+        engine: Callable[[], SnapshotEngine] = HostEngine,
+        **settings: Any,
     ) -> None:
-        self._chk = CFCheckpoint(model=model, rng=False, **tracked)
-        config = CFConfig(host_memory_limit=1 << 30)
-        self._arena = Arena(config=config)
+        self.chk = chk
+        config = CFConfig(host_memory_limit=1 << 30, **settings)
+        self.arena = Arena(config=config)
         self.snapshotter = Snapshotter(
-            choose_engine=engine, arena=self._arena, listener=NoListener(), config=config
+            choose_engine=engine, arena=self.arena, listener=NoListener(), config=config
         )
 
-    def take(self) -> Snapshot:
-        """One snapshot, complete; its slot is free again."""
-        captured = capture(self._chk)
+    def snapshot(self) -> tuple[CapturedState, Snapshot]:
+        """What was captured, and one snapshot of it, complete; its slot is free again."""
+        captured = capture(self.chk)
         assert self.snapshotter.make_room(captured)
-        assert self._arena.wait_ready(timeout_s=_WITHIN_S)
-        slot = self._arena.acquire()
+        assert self.arena.wait_ready(timeout_s=WITHIN_S)
+        slot = self.arena.acquire()
         assert slot is not None
         snapshot = self.snapshotter.take(captured, slot, on_copied=_raise)
-        assert self.snapshotter.engine.wait_copied(timeout_s=_WITHIN_S)
-        self._arena.release(slot)
-        return snapshot
+        assert self.snapshotter.engine.wait_copied(timeout_s=WITHIN_S)
+        slot.complete_s = time.perf_counter()
+        self.arena.release(slot)
+        return captured, snapshot
 
     def close(self) -> None:
         self.snapshotter.close()
-        self._arena.close()
+        self.arena.close()
+
+
+def shots_of(model: nn.Module, **options: Any) -> Shots:
+    return Shots(CFCheckpoint(model=model, rng=False), **options)
 
 
 def _raise(error: BaseException | None) -> None:
@@ -76,39 +88,29 @@ def model() -> nn.Linear:
 
 @pytest.fixture
 def shots(model: nn.Linear) -> Iterator[Shots]:
-    made = Shots(model)
+    made = shots_of(model)
     yield made
     made.close()
 
 
-def test_names_and_places_are_made_once_for_a_structure(shots: Shots) -> None:
-    first, second = shots.take(), shots.take()
+def test_a_structure_has_its_names_and_places_whatever_tensors_it_has(
+    shots: Shots, model: nn.Linear
+) -> None:
+    first = shots.snapshot()[1]
+    model.weight = nn.Parameter(torch.full((2, 3), 5.0))
+    model.bias.data = torch.full((2,), 7.0)
+    second = shots.snapshot()[1]
     assert [copy.name for copy in first.copies] == ["model.weight", "model.bias"]
     for one, other in zip(first.copies, second.copies, strict=True):
         assert one.name is other.name
         assert one[2:] == other[2:]
+        assert bytes_in_slot(second, one.name) == row_major_bytes(other.source)
     assert shots.snapshotter.num_layouts == 1
-
-
-def test_copies_hold_the_tensors_of_the_boundary_even_if_they_were_replaced(
-    shots: Shots, model: nn.Linear
-) -> None:
-    shots.take()
-    model.weight = nn.Parameter(torch.full((2, 3), 5.0))
-    model.bias.data = torch.full((2,), 7.0)
-    snapshot = shots.take()
-    assert bytes_in_slot(snapshot, "model.weight") == model.weight.detach().numpy().tobytes()
-    assert bytes_in_slot(snapshot, "model.bias") == model.bias.detach().numpy().tobytes()
-    assert shots.snapshotter.num_layouts == 1
-
-
-def test_a_different_structure_has_its_own_names_and_places(shots: Shots, model: nn.Linear) -> None:
-    shots.take()
     model.register_buffer("more", torch.arange(4.0))
     model.register_parameter("bias", None)
-    snapshot = shots.take()
-    assert [copy.name for copy in snapshot.copies] == ["model.weight", "model.more"]
-    assert bytes_in_slot(snapshot, "model.more") == torch.arange(4.0).numpy().tobytes()
+    changed = shots.snapshot()[1]
+    assert [copy.name for copy in changed.copies] == ["model.weight", "model.more"]
+    assert bytes_in_slot(changed, "model.more") == row_major_bytes(torch.arange(4.0))
     assert shots.snapshotter.num_layouts == 2
 
 
@@ -116,11 +118,11 @@ def test_whether_updates_are_relied_on_changes_neither_layout_nor_slots(
     model: nn.Linear,
 ) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trained = Shots(model, optimizer=optimizer)
+    trained = Shots(CFCheckpoint(model=model, optimizer=optimizer, rng=False))
     found = []
     for attempts in (1, 1, 2, 2):
         trained.snapshotter.evidence.pass_boundary(attempts)
-        snapshot = trained.take()
+        _, snapshot = trained.snapshot()
         settled = {copy.name for copy in snapshot.copies if copy.settled}
         assert {copy.name for copy in snapshot.copies if copy.watched} == settled
         found.append((settled, trained.snapshotter.layout_digest, snapshot.slot.layout))
@@ -134,7 +136,7 @@ def test_whether_updates_are_relied_on_changes_neither_layout_nor_slots(
 
 
 def test_objects_made_per_tensor_do_not_trigger_garbage_collections() -> None:
-    many = Shots(nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(2_000)]))
+    many = shots_of(nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(500)]))
     generations = list[int]()
 
     def note(phase: str, info: dict[str, int]) -> None:
@@ -142,16 +144,16 @@ def test_objects_made_per_tensor_do_not_trigger_garbage_collections() -> None:
             generations.append(info["generation"])
 
     threshold = gc.get_threshold()
-    many.take()
+    many.snapshot()
     try:
-        gc.set_threshold(100, *threshold[1:])
+        gc.set_threshold(25, *threshold[1:])
         gc.callbacks.append(note)
-        many.take()
+        many.snapshot()
     finally:
         gc.callbacks.remove(note)
         gc.set_threshold(*threshold)
         many.close()
-    assert len(generations) < 10  # each 100 objects were enough for one
+    assert len(generations) < 10  # each 25 objects were enough for one
 
 
 def test_updates_wait_for_the_engine_from_the_first_snapshot_on() -> None:
@@ -159,8 +161,34 @@ def test_updates_wait_for_the_engine_from_the_first_snapshot_on() -> None:
         def fence(self, *, timeout_s: float) -> float:
             return 2.0
 
-    shots = Shots(nn.Linear(2, 2), engine=Waiting)
-    assert shots.snapshotter.fence() == 0.0
-    shots.take()
+    shots = shots_of(nn.Linear(2, 2), engine=Waiting)
+    assert shots.snapshotter.fence() == shots.snapshotter.device_wait_s == 0.0
+    shots.snapshot()[1]
     assert shots.snapshotter.fence() == 2.0
     shots.close()
+
+
+def test_a_state_that_moves_to_a_device_gets_the_device_engine() -> None:
+    device_engine = DeviceEngine(FakeDevice(Scripted()))
+    model = nn.Linear(2, 2)
+    chk = CFCheckpoint(model=model, rng=False)
+    assert isinstance(engine_for(chk), HostEngine)
+    left: list[SnapshotEngine] = [HostEngine(), device_engine]
+    config = CFConfig(host_memory_limit=1 << 30)
+    made = Snapshotter(
+        choose_engine=lambda: left.pop(0),
+        arena=Arena(config=config),
+        listener=NoListener(),
+        config=config,
+    )
+    made.make_room(capture(chk))
+    assert not made.engine.fence_on_device
+    model.weight = nn.Parameter(torch.ones(2, 2))
+    captured = capture(chk)
+    moved = [ref._replace(tensor=ref.tensor.to("meta")) for ref in captured.tensors]
+    captured.tensors[:] = moved  # as near to a device as this machine comes
+    made.make_room(captured)
+    assert made.engine.fence_on_device
+    assert made.device_bytes == {torch.device("meta"): 24}
+    made.close()
+    assert device_engine.spare_bytes(torch.device("meta")) is not None, "it was looked at"

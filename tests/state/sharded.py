@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -117,6 +118,11 @@ def shards_in(run: Run) -> list[bool]:
     return [isinstance(tensor, DTensor) for tensor in tensors]
 
 
+def each(role: Role, programs: Mapping[str, Callable[[Role], Any]]) -> dict[str, Any]:
+    """What each of several programs returns, one after the other in the same processes."""
+    return {name: program(role) for name, program in programs.items()}
+
+
 def train_and_capture(role: Role) -> tuple[Part, Any, Any]:
     """A part after two updates; the whole state then, and after two more."""
     torch.manual_seed(1)
@@ -138,9 +144,8 @@ def restore_and_train(role: Role, manifest: Manifest, *, fresh: bool) -> tuple[A
         run.step()
     needed = needed_files(run.chk, manifest, role)
     plan = restored(run.chk, manifest, role.rank, needed)
-    if manifest.ranks:
-        first_if_new = role.rank if role.rank in manifest.ranks else 0
-        assert plan.positions == {"train": {"rank": first_if_new}}
+    first_if_new = role.rank if role.rank in manifest.ranks else 0
+    assert not manifest.ranks or plan.positions == {"train": {"rank": first_if_new}}
     assert all(shards_in(run)[: len([*run.model.parameters()])])
     then = run.full()
     run.steps = 4
@@ -343,16 +348,6 @@ def restore_ddp(role: Role, manifest: Manifest) -> tuple[Any, Any, Any]:
     return before, state(), (plan.positions, plan.all_positions)
 
 
-def capture_fsdp_batch_norm(role: Role) -> tuple[Part, Any]:
-    """Statistics under ``fully_shard`` are each rank's own."""
-    net = Net()
-    fully_shard(net)
-    with torch.no_grad():
-        net(torch.rand(5, 3) + role.rank)
-    chk = CFCheckpoint(rng=False, model=net)
-    return part(chk, role), bits(net.layers[1].running_mean)
-
-
 def digests(role: Role) -> tuple[list[str], dict[str, str]]:
     """Of equal structures, of one whose rank 1 has another shape, and own state that differs."""
     shape = (8, 3) if role.rank == 0 else (8, 4)
@@ -416,19 +411,12 @@ def refused(role: Role) -> list[str]:
     """What is said of sums that are not reduced, of own shards, and of a run that seems alone."""
     mesh = init_device_mesh("cpu", (role.world,))
     partial = DTensor.from_local(torch.ones(2), mesh, [Partial()], run_check=False)
-    shard = fsdp(Language())
-    cases = [
-        (CFCheckpoint(d={"sum": partial}), role),
-        (CFCheckpoint(per_rank="m.embed", m=shard), role),
-        (CFCheckpoint(d={"s": distribute_tensor(torch.ones(4), mesh, [Shard(0)])}), Role()),
+    split = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+    return [
+        _refusal(CFCheckpoint(d={"sum": partial}), role),
+        _refusal(CFCheckpoint(per_rank="m.embed", m=fsdp(Language())), role),
+        _refusal(CFCheckpoint(d={"s": split}), Role()),
     ]
-    said = []
-    for chk, as_role in cases:
-        try:
-            capture(chk, role=as_role)
-        except StateError as error:
-            said.append(str(error))
-    return said
 
 
 def capture_on_nodes(role: Role) -> tuple[Part, Any]:
@@ -514,8 +502,6 @@ def foreign_shards(role: Role) -> list[str]:
             for orig in (False, True)
         )
     zero = ZeroRedundancyOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1)
-    if role.world == 1:
-        return [_refusal(CFCheckpoint(o=zero), role)]
     cases: list[dict[str, Any]] = [
         {"m": flat},
         {"m": split},
@@ -523,7 +509,8 @@ def foreign_shards(role: Role) -> list[str]:
         {"o": torch.optim.SGD(flat.parameters(), lr=0.1)},
         {"o": zero},
     ]
-    return [_refusal(CFCheckpoint(**tracked), role) for tracked in cases]
+    alone = _refusal(CFCheckpoint(o=zero), Role())
+    return [*(_refusal(CFCheckpoint(**tracked), role) for tracked in cases), alone]
 
 
 def _refusal(chk: CFCheckpoint, role: Role) -> str:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from checkfreq.errors import ConfigError, StateError
+from checkfreq.errors import StateError
 from checkfreq.state.checkpoint import CFCheckpoint
 
 
@@ -31,22 +31,6 @@ def test_an_object_without_state_is_refused_by_name(value: Any, words: str) -> N
 def test_a_name_that_cannot_be_a_file_is_refused() -> None:
     with pytest.raises(StateError, match="'a/b' cannot name a file"):
         CFCheckpoint(**{"a/b": {}})
-
-
-def test_rng_is_a_switch_and_not_an_object() -> None:
-    assert CFCheckpoint().rng
-    assert not CFCheckpoint(rng=False).rng
-    assert dict(CFCheckpoint().tracked) == {}
-
-
-def test_declared_names_begin_with_a_tracked_one() -> None:
-    with pytest.raises(ConfigError, match=r"volatile=\.\.\..*'ema'.*expected one of model"):
-        CFCheckpoint(model=nn.Linear(1, 1), volatile=("ema",))
-
-
-def test_a_name_cannot_be_settled_and_volatile() -> None:
-    with pytest.raises(ConfigError, match="model cannot be settled and volatile"):
-        CFCheckpoint(model=nn.Linear(1, 1), settled="model", volatile=["model"])
 
 
 def test_optimizers_are_listed_by_name() -> None:

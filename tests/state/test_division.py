@@ -35,7 +35,7 @@ def test_every_row_of_every_tensor_is_taken_once(found: list[TensorSize], num_me
     bytes_of_members(found, num_members)
 
 
-@pytest.mark.parametrize("num_members", [2, 3, 4, 7])
+@pytest.mark.parametrize("num_members", [2, 7])
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -55,11 +55,8 @@ def test_members_differ_by_less_than_a_quarter(
     assert max(loads) < 1.25 * min(loads)
 
 
-def test_tensors_that_stay_count_for_the_first_member() -> None:
+def test_tensors_that_stay_count_for_the_first_member_and_a_single_one_takes_all() -> None:
     staying, moving = TensorSize(300, 0, True), TensorSize(900, 900, False)
     assert bytes_of_members([staying, moving], 4) == [300, 300, 300, 300]
-    assert bytes_of_members([TensorSize(600, 0, True), moving], 4) == [600, 300, 300, 300]
-
-
-def test_a_single_member_takes_all() -> None:
-    assert bytes_of_members([TensorSize(600, 0, True), TensorSize(90, 9, False)], 1) == [690]
+    assert bytes_of_members([staying, staying, moving], 4) == [600, 300, 300, 300]
+    assert bytes_of_members([staying, moving], 1) == [1200]

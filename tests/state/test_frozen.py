@@ -45,39 +45,38 @@ def files(state: CapturedState) -> dict[str, list[str]]:
     return found
 
 
-def test_what_is_frozen_beside_trained_parameters_has_a_file_of_its_own() -> None:
-    assert files(captured(Adapted())) == {
+def test_what_is_frozen_beside_trained_parameters_has_a_file_of_its_own_until_it_is_thawed() -> (
+    None
+):
+    """In a module with its own ``state_dict`` too."""
+    model = Adapted()
+    expected = {
         "model": ["down.weight", "up.weight"],
         "model.frozen": ["base.weight", "base.bias"],
     }
+    assert files(captured(model)) == expected
+    model.register_state_dict_post_hook(lambda *args: None)
+    assert files(captured(model)) == expected
+    model.base.requires_grad_(True)
+    assert list(files(captured(model))) == ["model"]
 
 
 def test_a_little_that_is_frozen_stays_where_it_was() -> None:
     assert list(files(captured(Adapted(width=8)))) == ["model"]
 
 
-def test_what_is_declared_volatile_is_not_frozen() -> None:
-    found = files(captured(Adapted(), volatile=("model.base.bias",)))
-    assert found["model.frozen"] == ["base.weight"]
-    assert "base.bias" in found["model"]
-
-
-def test_buffers_are_not_frozen() -> None:
+def test_what_is_declared_volatile_or_a_buffer_or_rewritten_by_its_layer_is_not_frozen() -> None:
     model = Adapted()
     model.register_buffer("statistics", torch.zeros(1 << 20))
-    assert "statistics" in files(captured(model))["model"]
+    model.words = nn.Embedding(WIDE, WIDE, max_norm=1.0).requires_grad_(False)
+    found = files(captured(model, volatile=("model.base.bias",)))
+    assert found["model.frozen"] == ["base.weight"]
 
 
 def test_a_teacher_that_no_optimizer_has_is_not_frozen() -> None:
     teacher = nn.Linear(WIDE, WIDE).requires_grad_(False)
     found = files(captured(Adapted(), others={"teacher": teacher}))
     assert found["teacher"] == ["weight", "bias"]
-
-
-def test_a_weight_that_its_layer_rewrites_is_not_frozen() -> None:
-    model = Adapted()
-    model.words = nn.Embedding(WIDE, WIDE, max_norm=1.0).requires_grad_(False)
-    assert "words.weight" in files(captured(model))["model"]
 
 
 def test_tied_frozen_weights_are_kept_once_and_named_in_their_file() -> None:
@@ -101,16 +100,3 @@ def test_a_frozen_weight_that_shares_its_memory_with_a_trained_one_is_not_frozen
             model.head, model.base = head, base
         found = files(captured(model))
         assert not any("weight" in key for key in found.get("model.frozen", [])), first
-
-
-def test_a_module_with_its_own_state_dict_is_split_alike() -> None:
-    model = Adapted()
-    model.register_state_dict_post_hook(lambda *args: None)
-    assert files(captured(model)) == files(captured(Adapted()))
-
-
-def test_a_layer_that_is_thawed_moves_back() -> None:
-    model = Adapted()
-    assert "model.frozen" in files(captured(model))
-    model.base.requires_grad_(True)
-    assert list(files(captured(model))) == ["model"]

@@ -74,7 +74,7 @@ def test_the_leader_writes_replicated_state_and_the_others_their_generators() ->
     assert [{*own} for own in manifest.ranks.values()] == [{"rng"}] * 3
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
+@pytest.mark.parametrize("world", [2, 3])
 def test_a_split_state_is_balanced_and_comes_back_bit_for_bit(world: int) -> None:
     chk = run(1)
     manifest = parts_of(chk, everyone(world, split=True))
@@ -132,9 +132,8 @@ def test_the_leader_writes_what_is_frozen_into_a_file_of_its_own() -> None:
 
 
 def test_of_a_state_that_is_divided_no_file_is_frozen() -> None:
-    assert not any(
-        "frozen" in name for name in keys_of(parts_of(tuned(1), everyone(2, split=True)))
-    )
+    manifest = parts_of(tuned(1), everyone(2, split=True))
+    assert not any("frozen" in name for name in keys_of(manifest))
 
 
 def test_each_nodes_group_writes_the_whole_state() -> None:
@@ -167,13 +166,15 @@ def test_objects_and_tensors_declared_per_rank_are_kept_for_each_rank() -> None:
 
 
 def test_a_new_rank_is_told_what_it_keeps(caplog: pytest.LogCaptureFixture) -> None:
-    declared = ("run", "model.norm")
+    """Also of a tensor that is declared by a tied name."""
+    declared = ("run", "model.norm", "model.other")
     manifest = parts_of(run(1, per_rank=declared), everyone(2))
     chk = run(2, per_rank=declared)
-    before = bits(chk.tracked["model"].norm.state_dict())
+    model = chk.tracked["model"]
+    before = bits([model.norm.state_dict(), model.one.weight])
     restored(chk, manifest, 2)
     assert chk.tracked["run"] == {"best": 0.2}
-    assert bits(chk.tracked["model"].norm.state_dict()) == before
+    assert bits([model.norm.state_dict(), model.one.weight]) == before
     for text in ("model.norm.weight: each rank", "run (each rank", "rng (each rank"):
         assert text in caplog.text
 
@@ -189,7 +190,8 @@ def test_a_new_rank_after_a_run_of_one_rank_keeps_its_per_rank_state(
     before = bits([model.norm.state_dict(), model.other.weight])
     torch.manual_seed(5)
     generator = torch.get_rng_state()
-    restored(chk, manifest, 1)
+    assert restored(chk, manifest, 1).positions == {}
+    assert torch.equal(torch.get_rng_state(), generator)
     assert chk.tracked["run"] == {"best": 0.2}
     assert bits([model.norm.state_dict(), model.other.weight]) == before
     assert bits(model.wide.weight) == bits(run(1).tracked["model"].wide.weight)
@@ -198,16 +200,6 @@ def test_a_new_rank_after_a_run_of_one_rank_keeps_its_per_rank_state(
     first = run(2, per_rank=declared)
     restored(first, manifest, 0)
     assert first.tracked["run"] == {"best": 0.1}
-    assert torch.equal(torch.get_rng_state(), generator) is False
-
-
-def test_a_new_rank_keeps_a_per_rank_tensor_declared_by_a_tied_name() -> None:
-    declared = ("model.other",)
-    manifest = parts_of(run(1, per_rank=declared), everyone(2))
-    chk = run(2, per_rank=declared)
-    before = bits(chk.tracked["model"].one.weight)
-    restored(chk, manifest, 2)
-    assert bits(chk.tracked["model"].one.weight) == before
 
 
 def test_a_rank_with_nothing_but_positions_counts_as_new(
@@ -241,18 +233,6 @@ def test_ranks_without_per_rank_objects_are_not_new() -> None:
         restored(run(2), manifest, 1)
 
 
-def test_a_second_rank_keeps_its_generators_where_one_rank_wrote() -> None:
-    one = part(run(1), Role())
-    manifest = Manifest(one.objects, {}, one.files)
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    restored(run(5), manifest, 1)
-    torch.manual_seed(5)
-    assert torch.equal(torch.get_rng_state(), before)
-    plan = restored(run(2), manifest, 1, exclude="rng")
-    assert plan.positions == {}
-
-
 def test_an_object_that_only_other_ranks_saved_is_unexpected_if_it_is_not_live() -> None:
     manifest = parts_of(run(1, per_rank="run"), everyone(2))
     live = run(2).tracked
@@ -261,7 +241,7 @@ def test_an_object_that_only_other_ranks_saved_is_unexpected_if_it_is_not_live()
         restored(chk, manifest, 2)
 
 
-@pytest.mark.parametrize("name", ["modle", "optimizer.state", "run.best"])
+@pytest.mark.parametrize("name", ["modle", "run.best"])
 def test_a_name_that_cannot_differ_from_rank_to_rank_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         run(1, per_rank=name)
@@ -289,22 +269,19 @@ def test_a_split_state_needs_the_files_of_all_ranks() -> None:
     assert {f.name for f in manifest.files} - needed == {"rng.rank-00000.safetensors"}
 
 
-def test_one_rank_has_no_structure_to_compare() -> None:
-    captured = capture(run(1))
+def test_structures_differ_by_names_dtypes_shapes_ties_and_classes() -> None:
+    captured = capture(run(1))  # one rank has none to compare
     assert captured.rank_objects is None
     assert (structure_digest(captured), structure_listing(captured)) == ("", {})
 
-
-def test_structures_differ_by_names_dtypes_shapes_ties_and_classes() -> None:
     def listed(value: Any) -> dict[str, str]:
         captured = capture(CFCheckpoint(d=value), role=Role(1, 2, (0, 1)))
         assert captured.tensors[-1].stem == "rng.rank-00001"
         return structure_listing(captured)
 
     x = torch.zeros(3)
-    assert listed({"x": x, "y": x}) == {
-        "d": "builtins.dict", "d.x": "float32[3]", "d.y": "the same as x",
-    }  # fmt: skip
+    listing = listed({"x": x, "y": x})
+    assert listing == {"d": "builtins.dict", "d.x": "float32[3]", "d.y": "the same as x"}
     assert listed({"x": x.int()})["d.x"] == "int32[3]"
 
 
@@ -325,18 +302,6 @@ def test_malformed_shards_are_corruption(place: Any, check: str) -> None:
         restored(run(2), manifest, 0)
 
 
-def test_a_shard_in_another_directory_is_an_error_before_anything_changes() -> None:
-    manifest = parts_of(run(1), everyone(2, split=True))
-    chk = run(2)
-    before = state_bits(chk)
-    names = {f.name for f in manifest.files if f.name != "optimizer.rank-00001.safetensors"}
-    with pytest.raises(
-        StateError, match=r"chk/step-00000003: optimizer\.[a-z0-9_.]+: of its shape"
-    ):
-        restored(chk, manifest, 0, names)
-    assert state_bits(chk) == before
-
-
 def test_tensors_that_this_rank_does_not_need_are_known_to_be_there() -> None:
     other = CFCheckpoint(rng=False, model=nn.ModuleDict({"2": nn.Linear(2, 3)}))
     compare = partial(prepare, other, path=str(FOLDER), only=("model",))
@@ -344,18 +309,14 @@ def test_tensors_that_this_rank_does_not_need_are_known_to_be_there() -> None:
         Restorer(FOLDER).find(None, compare)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_load_into_live_objects_uses_the_rank_that_is_asked_for(rank: int) -> None:
-    norm = nn.ModuleDict({"1": nn.BatchNorm1d(3)})
-    found = load(FOLDER, only=("model",), into={"model": norm}, strict=False, rank=rank)
-    assert bits(norm["1"].running_mean) == bits(found["model"]["1.running_mean"])
-    assert bits(load(FOLDER, rank=1 - rank)["model"]["1.running_mean"]) != bits(
-        norm["1"].running_mean
-    )
-
-
-def test_an_unknown_rank_is_refused_before_anything_is_loaded() -> None:
-    norm = nn.ModuleDict({"1": nn.BatchNorm1d(3)})
+def test_load_into_live_objects_uses_the_rank_that_is_asked_for() -> None:
+    found = {}
+    for rank in (0, 1):
+        norm = nn.ModuleDict({"1": nn.BatchNorm1d(3)})
+        loaded = load(FOLDER, only=("model",), into={"model": norm}, strict=False, rank=rank)
+        found[rank] = bits(norm["1"].running_mean)
+        assert found[rank] == bits(loaded["model"]["1.running_mean"])
+    assert found[0] != found[1]
     before = bits(norm.state_dict())
     with pytest.raises(ConfigError, match=r"nothing of rank 2; expected one of 0, 1"):
         load(FOLDER, only=("model",), into={"model": norm}, strict=False, rank=2)

@@ -75,33 +75,26 @@ def places(sources: list[Source]) -> list[str]:
     return [source.place for source in sources]
 
 
-@pytest.mark.parametrize("world", [1, 2, 3])
-@pytest.mark.parametrize("late", [False, True])
-def test_a_source_that_can_merge_gets_the_merged_position(world: int, late: bool) -> None:
-    before = of_world(2)
-    registered(before, Merging)
-    after = of_world(world)
-    sources = [] if late else registered(after, Merging)
-    for one in after:
-        one.restore(saved(before))
-    if late:
-        sources = registered(after, Merging)
-    assert places(sources) == ["0+1"] * world
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_source_that_cannot_merge_gets_its_own_position_or_the_first_ranks_on_a_new_rank(
-    late: bool,
+@pytest.mark.parametrize(
+    ("source", "world", "expected"),
+    [
+        (Merging, 1, ["0+1"]),
+        (Merging, 3, ["0+1"] * 3),
+        (Source, 3, ["0", "1", "0"]),  # its own, or the first rank's on a new rank
+    ],
+    ids=["merged on one rank", "merged on three", "cannot be merged"],
+)
+@pytest.mark.parametrize("late", [False, True], ids=["", "registered late"])
+def test_a_source_gets_the_merged_position_or_its_own(
+    source: type[Source], world: int, expected: list[str], late: bool
 ) -> None:
     before = of_world(2)
-    registered(before, Source)
-    after = of_world(3)
-    sources = [] if late else registered(after, Source)
+    registered(before, source)
+    after = of_world(world)
+    sources = [] if late else registered(after, source)
     for one in after:
         one.restore(saved(before))
-    if late:
-        sources = registered(after, Source)
-    assert places(sources) == ["0", "1", "0"]
+    assert places(sources or registered(after, source)) == expected
 
 
 def test_ranks_that_do_not_share_the_data_get_their_own_positions() -> None:
@@ -141,10 +134,7 @@ def test_one_rank_carries_unclaimed_positions_over_unchanged() -> None:
     assert alone.layouts() == {"train": None}
     alone.restore({"train": [state]})
     assert alone.read() == {"train": state}
-
-
-def test_several_ranks_carry_over_what_one_saved() -> None:
-    states = saved(restored(2, {"train": {"place": "somewhere"}}))
+    states = saved(restored(2, {"train": state}))  # several carry over what one saved
     assert places(registered(restored(2, states), Merging)) == ["somewhere"] * 2
 
 
@@ -157,30 +147,25 @@ def test_positions_are_sorted_by_name_and_rank() -> None:
     }
 
 
-def test_a_refused_position_puts_everything_back() -> None:
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_a_restore_can_be_undone_and_is_where_a_position_is_refused(is_refused: bool) -> None:
     positions, source = Positions(), Source("before")
     positions.register("train", source)
     positions.register("val", Source())
-    with pytest.raises(ValueError, match="refused"):
-        positions.restore(
-            {
-                "train": [{"place": "restored"}],
-                "later": [{"place": "waits"}],
-                "val": [{"place": "refused"}],
-            }
-        )
+    states: dict[str, RankStates] = {
+        "train": [{"place": "restored"}],
+        "later": [{"place": "waits"}],
+        "val": [{"place": "refused" if is_refused else "other"}],
+    }
+    if is_refused:
+        with pytest.raises(ValueError, match="refused"):
+            positions.restore(states)
+    else:
+        take_back = positions.restore(states)
+        assert source.place == "restored"
+        take_back()
     assert source.place == "before"
     assert positions.read().keys() == {"train", "val"}
-
-
-def test_a_restore_can_be_undone() -> None:
-    positions, source = Positions(), Source("before")
-    positions.register("train", source)
-    take_back = positions.restore({"train": [{"place": "a"}], "later": [{"place": "b"}]})
-    assert source.place == "a"
-    take_back()
-    assert source.place == "before"
-    assert positions.read().keys() == {"train"}
 
 
 def test_a_name_in_use_and_a_second_iterator_that_marks_steps_are_refused() -> None:

@@ -1,9 +1,12 @@
-"""Real ranks capture their parts, and restore them at a different world size or sharding."""
+"""Real ranks capture their parts, and restore them at a different world size or sharding.
+
+What a number of ranks does, they do in one process group, one program after the other.
+"""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,65 +22,164 @@ from tests.state.support import bits
 
 pytestmark = pytest.mark.dist
 
+#: What each rank returned, by the name of the program.
+Results = dict[str, list[Any]]
+TWO_DIMENSIONS = ("2d", "hsdp", "tp")
+
+
+def results_of(factory: pytest.TempPathFactory, world: int, **programs: Any) -> Results:
+    found = run_ranks(factory.mktemp("ranks"), world, sharded.each, programs)
+    return {name: [one[name] for one in found] for name in programs}
+
+
+def merged(results: list[Any]) -> Manifest:
+    """A checkpoint of the parts that come first in what the ranks returned."""
+    return Manifest.merged([taken for taken, *_ in results])
+
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
-    """By world: a checkpoint of a fully sharded run, its state then, and two updates later."""
-    found = {}
-    for world in (2, 4):
-        results = run_ranks(tmp_path_factory.mktemp("trained"), world, sharded.train_and_capture)
-        parts, thens, laters = zip(*results, strict=True)
-        assert all(then == thens[0] for then in thens)
-        found[world] = (Manifest.merged(parts), thens[0], laters[0])
-    return found
+def two(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Checkpoints of two ranks, each with the state that is to come back."""
+    return results_of(
+        tmp_path_factory,
+        2,
+        trained=sharded.train_and_capture,
+        ddp=sharded.capture_ddp,
+        others=sharded.capture_others,
+        scaled=sharded.capture_scaled,
+        parted=sharded.capture_parted,
+        inside=sharded.capture_inside_of_sharded,
+        renamed=sharded.capture_renamed,
+        digests=sharded.digests,
+        tied=sharded.digest_of_tied,
+        refused=sharded.refused,
+        foreign=sharded.foreign_shards,
+    )
 
 
-@pytest.mark.parametrize("fresh", [True, False])
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    two_dimensions = {
+        kind: partial(sharded.capture_two_dimensions, kind=kind) for kind in TWO_DIMENSIONS
+    }
+    return results_of(
+        tmp_path_factory,
+        4,
+        kinds=sharded.capture_kinds,
+        nodes=sharded.capture_on_nodes,
+        **two_dimensions,
+    )
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory, two: Results, four: Results) -> Results:
+    """Restored by one rank, and a checkpoint of it."""
+    return results_of(
+        tmp_path_factory,
+        1,
+        parted=sharded.capture_parted,
+        kinds=partial(sharded.restore_kinds, manifest=merged(four["kinds"]), turned=False),
+        scaled=partial(sharded.restore_scaled, manifest=merged(two["scaled"])),
+    )
+
+
+def of_one(taken: Any) -> Manifest:
+    return Manifest(taken.objects, {}, taken.files)
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[Manifest, Any]:
+    """A checkpoint of one process that shards nothing."""
+    run = Run(Language(), Role())
+    run.step()
+    return of_one(part(run.chk, Role())), run.full()
+
+
+@pytest.fixture(scope="module")
+def back_at_two(
+    tmp_path_factory: pytest.TempPathFactory,
+    one: Results,
+    two: Results,
+    four: Results,
+    plain: tuple[Manifest, Any],
+) -> Results:
+    trained, kinds = merged(two["trained"]), merged(four["kinds"])
+    two_dimensions = {
+        kind: partial(sharded.restore_tensor_parallel, manifest=merged(four[kind]))
+        for kind in TWO_DIMENSIONS
+    }
+    return results_of(
+        tmp_path_factory,
+        2,
+        fresh=partial(sharded.restore_and_train, manifest=trained, fresh=True),
+        used=partial(sharded.restore_and_train, manifest=trained, fresh=False),
+        plain=partial(sharded.restore_and_train, manifest=plain[0], fresh=True),
+        look=partial(sharded.restore_after_a_look, manifest=trained),
+        meta=partial(sharded.restore_into_meta, manifest=trained),
+        shape=partial(sharded.restore_into_another_shape, manifest=trained),
+        ddp=partial(sharded.restore_ddp, manifest=merged(two["ddp"])),
+        kinds=partial(sharded.restore_kinds, manifest=kinds, turned=True),
+        parted=partial(sharded.restore_parted, manifest=of_one(one["parted"][0][0])),
+        **two_dimensions,
+    )
+
+
+@pytest.fixture(scope="module")
+def back_at_three(tmp_path_factory: pytest.TempPathFactory, two: Results) -> Results:
+    return results_of(
+        tmp_path_factory,
+        3,
+        trained=partial(sharded.restore_and_train, manifest=merged(two["trained"]), fresh=True),
+        ddp=partial(sharded.restore_ddp, manifest=merged(two["ddp"])),
+        others=partial(sharded.restore_others, manifest=merged(two["others"])),
+        scaled=partial(sharded.restore_scaled, manifest=merged(two["scaled"])),
+        parted=partial(sharded.restore_parted, manifest=merged(two["parted"])),
+    )
+
+
+@pytest.fixture(scope="module")
+def back_at_four(tmp_path_factory: pytest.TempPathFactory, two: Results, four: Results) -> Results:
+    return results_of(
+        tmp_path_factory,
+        4,
+        kinds=partial(sharded.restore_kinds, manifest=merged(four["kinds"]), turned=True),
+        rows=partial(sharded.restore_rows_on_a_square, manifest=merged(two["scaled"])),
+    )
+
+
+@pytest.mark.parametrize("program", ["fresh", "used"])
 def test_two_ranks_continue_bit_for_bit_where_two_ranks_were(
-    trained: dict[int, Any], tmp_path: Path, fresh: bool
+    two: Results, back_at_two: Results, program: str
 ) -> None:
-    manifest, then, later = trained[2]
-    results = run_ranks(tmp_path, 2, _restore(fresh), manifest)
-    for rank, (restored_, continued, needed) in enumerate(results):
+    _, then, later = two["trained"][0]
+    assert all(found == then for _, found, _ in two["trained"])
+    for rank, (restored_, continued, needed) in enumerate(back_at_two[program]):
         assert restored_ == then
         assert continued == later
         others = {n for n in needed if ".rank-" in n and f".rank-{rank:05d}" not in n}
         assert not others
 
 
-def _restore(fresh: bool) -> Any:
-    return _restore_fresh if fresh else _restore_used
-
-
-def _restore_fresh(role: Role, manifest: Manifest) -> Any:
-    return sharded.restore_and_train(role, manifest, fresh=True)
-
-
-def _restore_used(role: Role, manifest: Manifest) -> Any:
-    return sharded.restore_and_train(role, manifest, fresh=False)
-
-
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (2, 4), (4, 2)])
 def test_a_different_world_size_restores_the_same_whole_state(
-    trained: dict[int, Any], tmp_path: Path, before: int, after: int
+    two: Results, back_at_three: Results
 ) -> None:
-    manifest, then, _ = trained[before]
-    for restored_, _, _ in run_ranks(tmp_path, after, _restore_fresh, manifest):
-        assert restored_ == then
+    for found, *_ in back_at_three["trained"]:
+        assert found == two["trained"][0][1]
 
 
-def test_a_plain_model_restores_what_was_sharded(trained: dict[int, Any]) -> None:
-    manifest, then, _ = trained[4]
+def test_a_plain_model_restores_what_was_sharded_and_shards_what_was_plain(
+    two: Results, back_at_two: Results, plain: tuple[Manifest, Any]
+) -> None:
     run = Run(Language(), Role())
-    restored(run.chk, manifest, 0)
-    assert run.full() == then
+    restored(run.chk, merged(two["trained"]), 0)
+    assert run.full() == two["trained"][0][1]
+    for found, *_ in back_at_two["plain"]:
+        assert found == plain[1]
 
 
-def test_whole_tensors_are_assembled_without_training_code(
-    trained: dict[int, Any],
-) -> None:
-    manifest, then, _ = trained[4]
-    found = materialise(manifest.loaded(), path="p")
+def test_whole_tensors_are_assembled_without_training_code(two: Results) -> None:
+    then = two["trained"][0][1]
+    found = materialise(merged(two["trained"]).loaded(), path="p")
     assert found["model"]["head.weight"] is found["model"]["embed.weight"]
     assert {n: bits(t) for n, t in found["model"].items()} == then["model"]
     plain = Run(Language(), Role())
@@ -86,75 +188,39 @@ def test_whole_tensors_are_assembled_without_training_code(
     assert plain.full() == then
 
 
-def test_ranks_restore_what_one_process_wrote(tmp_path: Path) -> None:
-    run = Run(Language(), Role())
-    run.step()
-    one = part(run.chk, Role())
-    manifest = Manifest(one.objects, {}, one.files)
-    for then, _, _ in run_ranks(tmp_path, 2, _restore_fresh, manifest):
-        assert then == run.full()
-
-
 def test_gathered_parameters_are_shards_again_before_they_are_read(
-    trained: dict[int, Any], tmp_path: Path
+    two: Results, back_at_two: Results
 ) -> None:
-    manifest, then, _ = trained[2]
-    results = run_ranks(tmp_path, 2, sharded.restore_after_a_look, manifest)
-    assert all(found == then for found, _ in results)
-    again = Manifest.merged([taken for _, taken in results])
+    then = two["trained"][0][1]
+    assert all(found == then for found, _ in back_at_two["look"])
+    again = Manifest.merged([taken for _, taken in back_at_two["look"]])
     model = materialise(again.loaded(), path="p")["model"]
     assert {name: bits(tensor) for name, tensor in model.items()} == then["model"]
 
 
-def test_a_model_made_on_the_meta_device_is_restored(
-    trained: dict[int, Any], tmp_path: Path
-) -> None:
-    manifest, then, _ = trained[4]
-    for found in run_ranks(tmp_path, 2, sharded.restore_into_meta, manifest):
-        assert found == then
+def test_a_model_made_on_the_meta_device_is_restored(two: Results, back_at_two: Results) -> None:
+    assert back_at_two["meta"] == [two["trained"][0][1]] * 2
 
 
-@pytest.fixture(scope="module")
-def kinds(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Any]:
-    """A dict and an object with DTensors of every kind, of four ranks."""
-    folder = tmp_path_factory.mktemp("kinds")
-    parts, wholes = zip(*run_ranks(folder, 4, sharded.capture_kinds), strict=True)
-    return Manifest.merged(parts), wholes[0]
-
-
-@pytest.mark.parametrize(("world", "turned"), [(4, False), (4, True), (2, True), (1, False)])
+@pytest.mark.parametrize("back", ["one", "back_at_two", "back_at_four"])
 def test_dtensors_of_every_kind_come_back_with_a_different_sharding(
-    kinds: tuple[Manifest, Any], tmp_path: Path, world: int, turned: bool
+    four: Results, back: str, request: pytest.FixtureRequest
 ) -> None:
-    manifest, expected = kinds
-    program = _restore_turned if turned else _restore_straight
-    for rank, (state, held, needed) in enumerate(run_ranks(tmp_path, world, program, manifest)):
-        assert state == expected
-        assert held == expected
-        if (world, turned, rank) == (4, False, 0):
-            assert "state.rank-00000.safetensors" in needed
-            assert "rng.rank-00001.safetensors" not in needed
+    expected = four["kinds"][0][1]
+    for state, held, needed in request.getfixturevalue(back)["kinds"]:
+        assert state == held == expected
+        assert "state.rank-00000.safetensors" in needed
+        assert len([name for name in needed if name.startswith("rng.")]) == 1, "one rank's"
 
 
-def _restore_straight(role: Role, manifest: Manifest) -> Any:
-    return sharded.restore_kinds(role, manifest, turned=False)
-
-
-def _restore_turned(role: Role, manifest: Manifest) -> Any:
-    return sharded.restore_kinds(role, manifest, turned=True)
-
-
-def test_dtensors_of_every_kind_come_back_whole(kinds: tuple[Manifest, Any]) -> None:
-    manifest, expected = kinds
-    state = materialise(manifest.loaded(), path="p")["state"]
-    assert bits(state) == expected
+def test_dtensors_of_every_kind_come_back_whole(four: Results) -> None:
+    state = materialise(merged(four["kinds"]).loaded(), path="p")["state"]
+    assert bits(state) == four["kinds"][0][1]
     assert state["tied"] is state["twin"]
 
 
-def test_every_box_is_written_once_whatever_its_replicas(
-    kinds: tuple[Manifest, Any],
-) -> None:
-    manifest, _ = kinds
+def test_every_box_is_written_once_whatever_its_replicas(four: Results) -> None:
+    manifest = merged(four["kinds"])
     covered: dict[str, int] = {}
     shapes: dict[str, list[int]] = {}
     for rank, own in manifest.ranks.items():
@@ -169,32 +235,23 @@ def test_every_box_is_written_once_whatever_its_replicas(
     assert "twin" not in covered
 
 
-@pytest.mark.parametrize("kind", ["2d", "hsdp", "tp"])
-def test_two_dimensions_come_back_on_one_and_on_none(tmp_path: Path, kind: str) -> None:
-    results = run_ranks(tmp_path, 4, sharded.capture_two_dimensions, kind)
-    manifest, expected = Manifest.merged([taken for taken, _ in results]), results[0][1]
+@pytest.mark.parametrize("kind", TWO_DIMENSIONS)
+def test_two_dimensions_come_back_on_one_and_on_none(
+    four: Results, back_at_two: Results, kind: str
+) -> None:
+    expected = four[kind][0][1]
     run = Run(Language(hidden=8), Role())
-    restored(run.chk, manifest, 0)
+    restored(run.chk, merged(four[kind]), 0)
     assert run.full() == expected
-    for found in run_ranks(tmp_path, 2, sharded.restore_tensor_parallel, manifest):
-        assert found == expected
-
-
-@pytest.fixture(scope="module")
-def distributed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, list[Any]]:
-    """A data parallel run of two ranks without broadcast buffers, and what each had."""
-    results = run_ranks(tmp_path_factory.mktemp("ddp"), 2, sharded.capture_ddp)
-    return Manifest.merged([taken for taken, _ in results]), [state for _, state in results]
+    assert back_at_two[kind] == [expected] * 2
 
 
 def test_buffers_that_are_not_broadcast_and_declared_objects_are_kept_for_each_rank(
-    distributed: tuple[Manifest, list[Any]], tmp_path: Path
+    two: Results, back_at_two: Results
 ) -> None:
-    manifest, expected = distributed
+    expected = [state for _, state in two["ddp"]]
     assert expected[0] != expected[1]
-    for rank, (before, after, (mine, alls)) in enumerate(
-        run_ranks(tmp_path, 2, sharded.restore_ddp, manifest)
-    ):
+    for rank, (before, after, (mine, alls)) in enumerate(back_at_two["ddp"]):
         assert before != expected[rank]
         assert after == expected[rank]
         assert mine == {"train": {"at": rank}}
@@ -202,12 +259,11 @@ def test_buffers_that_are_not_broadcast_and_declared_objects_are_kept_for_each_r
 
 
 def test_a_new_rank_keeps_its_per_rank_state_and_takes_the_first_ranks_buffers(
-    distributed: tuple[Manifest, list[Any]], tmp_path: Path
+    two: Results, back_at_three: Results
 ) -> None:
-    manifest, expected = distributed
-    results = run_ranks(tmp_path, 3, sharded.restore_ddp, manifest)
-    assert [after for _, after, _ in results[:2]] == expected
-    before, after, (mine, _) = results[2]
+    expected = [state for _, state in two["ddp"]]
+    assert [after for _, after, _ in back_at_three["ddp"][:2]] == expected
+    before, after, (mine, _) = back_at_three["ddp"][2]
     assert mine == {"train": {"at": 0}}
     for name in ("meters", "rng"):
         assert after[name] == before[name]
@@ -215,35 +271,12 @@ def test_a_new_rank_keeps_its_per_rank_state_and_takes_the_first_ranks_buffers(
         assert value == expected[0]["model"][name]
 
 
-def test_one_process_restores_the_first_ranks_state(
-    distributed: tuple[Manifest, list[Any]],
-) -> None:
-    manifest, expected = distributed
-    for rank in (0, 1):
-        found = materialise(manifest.loaded(), path="p", rank=rank)
-        assert bits(found["meters"]) == expected[rank]["meters"]
-        assert bits(found["rng"]["torch"]) == expected[rank]["rng"]
-        assert found["model"].keys() == {
-            n.replace("net.module.", "net.") for n in expected[0]["model"]
-        }
-        for name, value in expected[rank]["model"].items():
-            assert bits(found["model"][name.replace("net.module.", "net.")]) == value
-
-
-def test_batch_norms_under_fully_shard_keep_each_ranks_statistics(tmp_path: Path) -> None:
-    results = run_ranks(tmp_path, 2, sharded.capture_fsdp_batch_norm)
-    manifest = Manifest.merged([taken for taken, _ in results])
-    for rank, (_, expected) in enumerate(results):
-        found = materialise(manifest.loaded(), path="p", rank=rank)
-        assert bits(found["model"]["layers.1.running_mean"]) == expected
-
-
-def test_shards_in_a_different_nodes_directory_are_named(trained: dict[int, Any]) -> None:
-    manifest, _, _ = trained[4]
+def test_shards_in_a_different_nodes_directory_are_named(two: Results) -> None:
+    manifest = merged(two["trained"])
     half = Manifest(
         manifest.objects,
-        {rank: manifest.ranks[rank] for rank in (0, 1)},
-        tuple(f for f in manifest.files if not re.search("rank-0000[23]", f.name)),
+        {0: manifest.ranks[0]},
+        tuple(f for f in manifest.files if "rank-00001" not in f.name),
     )
     for only in ("model", "optimizer"):
         run = Run(Language(), Role())
@@ -255,8 +288,8 @@ def test_shards_in_a_different_nodes_directory_are_named(trained: dict[int, Any]
             materialise(half.loaded(), path="p", only=only)
 
 
-def test_structures_are_equal_on_all_ranks_or_differ_by_name(tmp_path: Path) -> None:
-    (first, one), (second, other) = run_ranks(tmp_path, 2, sharded.digests)
+def test_structures_are_equal_on_all_ranks_or_differ_by_name(two: Results) -> None:
+    (first, one), (second, other) = two["digests"]
     assert [a == b for a, b in zip(first, second, strict=True)] == [True, False, True]
     assert {name for name in one if one[name] != other[name]} == {"d.x"}
     assert one["d.x"] == "float32[8, 3]"
@@ -264,44 +297,38 @@ def test_structures_are_equal_on_all_ranks_or_differ_by_name(tmp_path: Path) -> 
     assert "float32[5, 2] (Shard(dim=0),) on a mesh of (2,)" in one["d.s"]
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_state_is_not_cast_and_hooks_of_users_are_obeyed(tmp_path: Path, world: int) -> None:
-    results = run_ranks(tmp_path, 2, sharded.capture_others)
-    manifest = Manifest.merged([taken for taken, _ in results])
-    for found in run_ranks(tmp_path, world, sharded.restore_others, manifest):
-        assert found == results[0][1]
+def test_state_is_not_cast_and_hooks_of_users_are_obeyed(
+    two: Results, back_at_three: Results
+) -> None:
+    assert back_at_three["others"] == [two["others"][0][1]] * 3
 
 
-def test_what_cannot_be_kept_is_refused_by_name(tmp_path: Path) -> None:
-    for partial, own, alone in run_ranks(tmp_path, 2, sharded.refused):
-        assert re.match(r"d\.sum: a DTensor .*Partial.*redistribute\(\)", partial)
+def test_what_cannot_be_kept_is_refused_by_name(two: Results) -> None:
+    for partial_, own, alone in two["refused"]:
+        assert re.match(r"d\.sum: a DTensor .*Partial.*redistribute\(\)", partial_)
         assert re.match(r"per_rank= names m\.embed\.weight, which is a DTensor", own)
         assert re.match(r"d\.s: a DTensor of shape \[4\].* \[[02]:[24]\].*all ranks", alone)
 
 
-def test_each_nodes_directory_holds_all_shards_if_each_node_does(tmp_path: Path) -> None:
-    results = run_ranks(tmp_path, 4, sharded.capture_on_nodes)
-    for node in (results[:2], results[2:]):
+def test_each_nodes_directory_holds_all_shards_if_each_node_does(four: Results) -> None:
+    for node in (four["nodes"][:2], four["nodes"][2:]):
         run = Run(Language(), Role())
-        restored(run.chk, Manifest.merged([taken for taken, _ in node]), node[0][0].rank)
-        assert run.full() == results[0][1]
+        restored(run.chk, merged(node), node[0][0].rank)
+        assert run.full() == four["nodes"][0][1]
 
 
-def test_shards_of_a_different_shape_are_a_mismatch_by_name(
-    trained: dict[int, Any], tmp_path: Path
-) -> None:
-    manifest, _, _ = trained[4]
-    for said in run_ranks(tmp_path, 2, sharded.restore_into_another_shape, manifest):
+def test_shards_of_a_different_shape_are_a_mismatch_by_name(back_at_two: Results) -> None:
+    for said in back_at_two["shape"]:
         expected = "blocks.0.up.weight: checkpoint has float32[9, 6], live is float32[12, 6]"
         assert expected in said
 
 
 def test_parts_of_a_sharded_model_are_kept_as_shards_even_while_it_is_gathered(
-    tmp_path: Path,
+    two: Results,
 ) -> None:
-    results = run_ranks(tmp_path, 2, sharded.capture_inside_of_sharded)
-    body, head = (Manifest.merged([result[i] for result in results]) for i in (0, 2))
-    for rank, (_, expected, _) in enumerate(results):
+    """And statistics of a batch norm under ``fully_shard`` are each rank's own."""
+    body, head = (Manifest.merged([result[i] for result in two["inside"]]) for i in (0, 2))
+    for rank, (_, expected, _) in enumerate(two["inside"]):
         found = {
             f"{name}.{key}": tensor
             for name, manifest in (("body", body), ("head", head))
@@ -313,66 +340,49 @@ def test_parts_of_a_sharded_model_are_kept_as_shards_even_while_it_is_gathered(
         assert "weight" in head.ranks[rank]["head"]["shards"]
 
 
-def test_shards_without_a_record_are_refused(tmp_path: Path) -> None:
-    for said in run_ranks(tmp_path, 2, sharded.foreign_shards):
-        *flat, zero = said
-        assert [text[:3] for text in said] == ["m: ", "m: ", "m: ", "o: ", "o: "]
-        assert all(
-            "FullyShardedDataParallel" in text and "use fully_shard" in text for text in flat
-        )
-        assert "ZeroRedundancyOptimizer" in zero
-        assert "use fully_shard" in zero
+def test_shards_without_a_record_are_refused_a_divided_optimizer_also_of_a_single_rank(
+    two: Results,
+) -> None:
+    for *flat, zero, alone in two["foreign"]:
+        assert [text[:3] for text in flat] == ["m: ", "m: ", "m: ", "o: "]
+        for text in flat:
+            assert "FullyShardedDataParallel" in text
+        for text in (zero, alone):
+            assert "o: a ZeroRedundancyOptimizer" in text
+        for text in (*flat, zero):
+            assert "use fully_shard" in text
 
 
-def test_an_optimizer_that_is_divided_is_refused_on_a_single_rank_too(tmp_path: Path) -> None:
-    ((said,),) = run_ranks(tmp_path, 1, sharded.foreign_shards)
-    assert "o: a ZeroRedundancyOptimizer" in said
-
-
-def test_per_rank_buffers_are_found_whatever_hooks_call_them(tmp_path: Path) -> None:
-    sharded_, data = run_ranks(tmp_path, 2, sharded.capture_renamed)[0]
+def test_per_rank_buffers_are_found_whatever_hooks_call_them(two: Results) -> None:
+    sharded_, data = two["renamed"][0]
     own = ["num_batches_tracked", "running_mean", "running_var"]
     assert sharded_ == [f"0.1.{name}" for name in own]
     assert data == [f"renamed.1.{name}" for name in own]
 
 
-@pytest.fixture(scope="module")
-def scaled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Any]:
-    """DTensors in extra state, as a scalar, and as state of another shape than its parameter."""
-    results = run_ranks(tmp_path_factory.mktemp("scaled"), 2, sharded.capture_scaled)
-    return Manifest.merged([taken for taken, _ in results]), results[0][1]
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
 def test_state_that_was_a_dtensor_is_one_again_but_a_step_never_is(
-    scaled: tuple[Manifest, Any], tmp_path: Path, world: int
+    two: Results, one: Results, back_at_three: Results
 ) -> None:
-    manifest, expected = scaled
-    for found in run_ranks(tmp_path, world, sharded.restore_scaled, manifest):
-        assert found == expected
+    expected = two["scaled"][0][1]
+    assert one["scaled"] + back_at_three["scaled"] == [expected] * 4
 
 
-def test_state_split_on_a_different_kind_of_mesh_is_a_mismatch(
-    scaled: tuple[Manifest, Any], tmp_path: Path
-) -> None:
-    for said in run_ranks(tmp_path, 4, sharded.restore_rows_on_a_square, scaled[0]):
+def test_state_split_on_a_different_kind_of_mesh_is_a_mismatch(back_at_four: Results) -> None:
+    for said in back_at_four["rows"]:
         assert re.search(r"rows\.state\.0\.row: checkpoint has it on a mesh of 1 dim.*step", said)
 
 
-def test_tied_shards_without_elements_are_tied_on_all_ranks(tmp_path: Path) -> None:
-    (one, keys), (other, nothing) = run_ranks(tmp_path, 2, sharded.digest_of_tied)
+def test_tied_shards_without_elements_are_tied_on_all_ranks(two: Results) -> None:
+    (one, keys), (other, nothing) = two["tied"]
     assert one == other
     assert (keys, nothing) == (["a.weight"], [])
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3), (3, 2)])
+@pytest.mark.parametrize(("saved", "back"), [("one", "back_at_two"), ("two", "back_at_three")])
 def test_sharded_plain_and_per_rank_tensors_come_back_at_a_different_world_size(
-    tmp_path: Path, before: int, after: int
+    saved: str, back: str, request: pytest.FixtureRequest
 ) -> None:
-    parts, common = zip(*run_ranks(tmp_path, before, sharded.capture_parted), strict=True)
-    merged = Manifest.merged(parts)
-    manifest = merged if before > 1 else Manifest(merged.objects, {}, merged.files)
-    results = run_ranks(tmp_path, after, sharded.restore_parted, manifest)
-    for rank, (found, own) in enumerate(results):
-        assert found == common[0]
-        assert own == [10.0 + rank if rank < before else 20.0 + rank] * len(own)
+    before = request.getfixturevalue(saved)["parted"]
+    for rank, (found, own) in enumerate(request.getfixturevalue(back)["parted"]):
+        assert found == before[0][1]
+        assert own == [10.0 + rank if rank < len(before) else 20.0 + rank] * len(own)
