@@ -58,29 +58,18 @@ def stream_onto(
     """Returns the bytes of the ring in the end. ``disturb`` is called before each read."""
     store = CheckpointStore(folder, ops=Watched(folder, disturb=disturb))
     file = store.manifest(step).files[0]
+    options = {"num_threads": num_threads, "read_bytes": PAGE, "clock": clock}
     with DeviceTransfers(
-        fake,
-        live.values(),
-        read_bytes=PAGE,
-        pause=lambda seconds: fake.run_one(),
+        fake, live.values(), read_bytes=PAGE, pause=lambda seconds: fake.run_one()
     ) as opened:
         wanted = [Wanted(file, one, target_of(opened, live[one.name])) for one in file.tensors]
         buffers = opened.ring if into_the_ring else None
-        stream(
-            store,
-            step,
-            wanted,
-            num_threads=num_threads,
-            read_bytes=PAGE,
-            buffers=buffers,
-            clock=clock,
-        )
+        stream(store, step, wanted, buffers=buffers, **options)
         return opened.ring.num_bytes
 
 
-@pytest.mark.parametrize("into_the_ring", [True, False])
-@pytest.mark.parametrize("num_threads", [1, 4])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("num_threads", "into_the_ring"), [(1, True), (4, True), (4, False)])
+@pytest.mark.parametrize("seed", range(2))
 def test_every_tensor_arrives_on_the_device(
     tmp_path: Path, seed: int, num_threads: int, into_the_ring: bool
 ) -> None:
@@ -94,7 +83,7 @@ def test_every_tensor_arrives_on_the_device(
     assert {name: held(tensor) for name, tensor in live.items()} == saved
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_an_older_checkpoint_overwrites_what_a_damaged_one_has_left(
     tmp_path: Path, seed: int
 ) -> None:
@@ -111,7 +100,7 @@ def test_an_older_checkpoint_overwrites_what_a_damaged_one_has_left(
     assert {name: held(tensor) for name, tensor in live.items()} == saved
 
 
-@pytest.mark.parametrize("fail_at", range(1, 60, 4))
+@pytest.mark.parametrize("fail_at", [1, 2, 7, 20, 57])
 def test_a_device_that_refuses_a_call_of_any_thread_ends_the_stream(
     tmp_path: Path, fail_at: int
 ) -> None:
@@ -126,7 +115,7 @@ def test_a_device_that_refuses_a_call_of_any_thread_ends_the_stream(
     assert {name: held(tensor) for name, tensor in live.items()} == saved
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_threads_that_are_added_where_reads_are_slow_bring_their_buffers(
     tmp_path: Path, seed: int
 ) -> None:
@@ -144,15 +133,8 @@ def test_threads_that_are_added_where_reads_are_slow_bring_their_buffers(
         enough_slow_reads = 8  # two threads need two in a row; one that began alone, one more
         assert number <= enough_slow_reads or third.wait(DEADLINE_S)
 
-    num_bytes = stream_onto(
-        fake,
-        tmp_path,
-        1,
-        live,
-        num_threads=2,
-        clock=lambda: next(slow),
-        disturb=wait_for_a_third,
-    )
+    options = {"num_threads": 2, "clock": lambda: next(slow), "disturb": wait_for_a_third}
+    num_bytes = stream_onto(fake, tmp_path, 1, live, **options)
     own_bytes = BUFFERS_PER_THREAD * buffer_bytes(PAGE)
     assert 2 * own_bytes < num_bytes <= MOST_THREADS * own_bytes
     assert fake.registrations.num_bytes == 0
