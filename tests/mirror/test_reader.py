@@ -259,6 +259,7 @@ def test_damaged_marks_are_skipped_with_a_warning(
     assert "the marks in the mirror are not read" in caplog.text
 
 
+@pytest.mark.more
 def test_without_the_server_it_is_a_storage_error_after_some_tries() -> None:
     pauses: list[float] = []
     options = {"endpoint": "http://127.0.0.1:9", "allow_http": True, "region": "x"}
