@@ -63,4 +63,4 @@ def test_an_import_is_linear_in_the_number_of_tensors(
         return _num_lines(save(folder, num))
 
     lines(1)  # imports modules
-    assert lines(800) < 2.5 * lines(400)
+    assert lines(240) < 2.5 * lines(120)
