@@ -177,18 +177,6 @@ def test_a_damaged_folder_is_refused(damage: str, tmp_path: Path, live: dict[str
     assert not list((tmp_path / "again").glob("step-*"))
 
 
-def test_nothing_is_overwritten_without_being_asked(tmp_path: Path, live: dict[str, Any]) -> None:
-    (tmp_path / "dcp").mkdir()
-    (tmp_path / "dcp" / "precious").touch()
-    with pytest.raises(ConfigError, match="is there already"):
-        to_dcp(tmp_path / "chk", tmp_path / "dcp")
-    assert (tmp_path / "dcp" / "precious").exists()
-    to_dcp(tmp_path / "chk", tmp_path / "dcp", overwrite=True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["chk", "dcp"]
-    with pytest.raises(ConfigError, match="is there already"):
-        from_dcp(tmp_path / "dcp", tmp_path / "chk")
-
-
 def test_an_object_of_the_name_of_our_entry_is_refused(tmp_path: Path) -> None:
     chk = CFCheckpoint(checkfreq={"a": 1})
     with CFManager(tmp_path / "chk", chk, mode=CFMode.MANUAL, chk_freq=1) as cf_manager:

@@ -325,7 +325,9 @@ class Fuzzer:
         chk_dir = self._folder / "case"
         shutil.rmtree(chk_dir, ignore_errors=True)
         shutil.copytree(base.chk_dir, chk_dir)
-        self._make_hostile(chance, chk_dir)
+        folders = sorted(chk_dir.glob("step-*"))
+        for folder in folders if chance.random() < 0.6 else folders[-1:]:
+            grammar.forge(chance, folder)
         text = io.StringIO()
         where = f"seed {self._seed} case {case} ({base.chk_dir.name}, {reader})"
         try:
@@ -339,14 +341,6 @@ class Fuzzer:
             raise AssertionError(f"{where}: {type(error).__name__}: {error!s:.300}") from error
         self.counts[outcome] = self.counts.get(outcome, 0) + 1
         self._check(where, text.getvalue())
-
-    def _make_hostile(self, chance: random.Random, chk_dir: Path) -> None:
-        folders = sorted(chk_dir.glob("step-*"))
-        chosen = folders if chance.random() < 0.6 else folders[-1:]
-        for folder in chosen:
-            chance.choice([grammar.forge] * 8 + [grammar.damage])(chance, folder)
-        if chance.random() < 0.1:
-            grammar.garble(chance, chk_dir)
 
     def _check(self, where: str, text: str) -> None:
         bad = sorted({c for c in text if not c.isprintable() and c not in "\n\t"})

@@ -1,8 +1,7 @@
-"""Ways to make a hostile checkpoint directory out of a valid one, by chance.
+"""Ways to make a hostile checkpoint out of a valid one, by chance.
 
-``damage`` breaks bytes. ``forge`` writes other values into a manifest and digests it anew, so that
-it validates: whoever sends a directory can do that too. ``garble`` writes other lines into the
-files beside the checkpoints.
+``forge`` writes other values into a manifest and digests it anew, so that it validates: whoever
+sends a directory can do that too.
 """
 
 from __future__ import annotations
@@ -247,38 +246,3 @@ def _forge_layout(chance: random.Random, folder: Path) -> None:
 def forge(chance: random.Random, folder: Path) -> None:
     """A manifest that says something else and validates."""
     chance.choice([_forge_state] * 6 + [_forge_payload, _forge_layout])(chance, folder)
-
-
-def damage(chance: random.Random, folder: Path) -> None:
-    """Broken bytes in one file of a step; digests stay as they are."""
-    path = chance.choice(sorted(folder.iterdir()))
-    data = path.read_bytes()
-    at = chance.randrange(len(data))
-    path.write_bytes(
-        chance.choice(
-            [
-                data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :],
-                data[:at],
-                data[:at] + chance.randbytes(chance.choice([1, 100])) + data[at:],
-                data[:at] + chance.randbytes(100) + data[at + 100 :],
-            ]
-        )
-    )
-    if chance.random() < 0.2:
-        path.unlink()
-
-
-def _line(chance: random.Random) -> bytes:
-    record = {"step": 1, "keep": None, "metrics": {"loss": 0.5}, "kind": "restored", "version": 1}
-    for _ in range(chance.randrange(3)):
-        record[chance.choice([*record, *_NAMES])] = value(chance)
-    return text_of(record).encode("utf-8", "surrogatepass")
-
-
-def garble(chance: random.Random, chk_dir: Path) -> None:
-    """Other content of a file beside the checkpoints."""
-    name = chance.choice(["marks.jsonl", "events.jsonl", "profile.json", "latest", "common"])
-    lines = [_line(chance) for _ in range(chance.randrange(1, 5))]
-    if chance.random() < 0.3:
-        lines.append(chance.choice([b"\xff\xfe\0", b"[" * 100_000, b"9" * 5000]))
-    (chk_dir / name).write_bytes(b"\n".join(lines))

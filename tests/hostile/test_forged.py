@@ -143,7 +143,7 @@ def test_state_that_makes_no_sense_is_walked_past(rich: Path, tmp_path: Path) ->
     assert (found.step, [item.step for item in found.rejected]) == (1, [2])
 
 
-@pytest.mark.parametrize("saved", [np.float32(0.5), torch.tensor(0.5), 1, True])
+@pytest.mark.parametrize("saved", [np.float32(0.5), True])
 def test_a_number_takes_the_place_of_another_kind_of_number(saved: Any, tmp_path: Path) -> None:
     def build(lr: Any) -> CFCheckpoint:
         model = torch.nn.Linear(2, 2)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import checkfreq
-from checkfreq import CFManager, KeepLast
+from checkfreq import CFManager
 from checkfreq.cli import main
 from checkfreq.errors import ConfigError, NoCheckpointError
 from checkfreq.mirror import layout
@@ -23,7 +23,6 @@ from checkfreq.store.marks import StepMark
 from checkfreq.store.store import CheckpointStore
 from tests.contract.runs import Training, config, managed, written
 from tests.mirror.planting import Planted
-from tests.s3.program import wait_uploaded
 
 
 @pytest.fixture(scope="module")
@@ -92,18 +91,6 @@ def test_training_without_a_restore_is_refused_where_only_the_mirror_has_checkpo
     manager.close()
 
 
-def test_damage_in_the_mirror_is_reported_and_the_step_before_restored(
-    tmp_path: Path, planted: Planted, bits: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    planted.put(layout.marker_key(3), b"{}")
-    training = Training(seed=1)
-    with with_mirror(tmp_path / "new", training, planted) as manager:
-        assert manager.restore()
-        assert training.bits() == bits[1]
-    assert "step 3 of the mirror does not validate and is not used" in caplog.text
-    assert not (tmp_path / "new" / "quarantine").exists()
-
-
 def test_a_run_that_was_finished_is_finished_on_a_new_machine(
     tmp_path: Path, planted: Planted
 ) -> None:
@@ -126,24 +113,6 @@ def test_the_best_step_may_be_one_that_only_the_mirror_has(
     expected = checkfreq.load(tmp_path / "first", step=1)["model"]
     found = checkfreq.load(planted.url, step="best:loss:max")["model"]
     assert all(found[name].equal(tensor) for name, tensor in expected.items())
-
-
-def test_at_the_end_the_mirror_holds_what_its_retention_keeps(tmp_path: Path) -> None:
-    bucket = tmp_path / "bucket"
-    for number in (1, 2):
-        mirror = Mirror(bucket.as_uri(), retention=KeepLast(2))
-        training = Training()
-        with managed(
-            tmp_path / "chk", training.chk, chk_freq=1, config=config(mirror=mirror)
-        ) as manager:
-            manager.restore()
-            for _ in range(3):
-                training.steps(manager, 1)
-                manager.wait()
-                wait_uploaded(manager, manager.global_step)
-            training.steps(manager, 1)
-        assert len(CheckpointStore(tmp_path / "chk").steps()) > 2
-        assert MirrorReader(mirror).steps() == [4 * number - 1, 4 * number]
 
 
 class TestUrls:

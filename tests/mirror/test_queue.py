@@ -36,16 +36,6 @@ def test_uploads_begin_every_s_apart_and_after_a_rest_of_a_tenth_of_their_time(
     assert queue.wait_s(1100.0 + wait_s) == 0.0
 
 
-def test_after_a_failure_the_newest_is_tried_at_once_and_the_failed_one_is_held_no_more() -> None:
-    queue = UploadQueue(every_s=60.0)
-    queue.committed(1)
-    queue.begin(1, now_s=0.0)
-    queue.committed(2)
-    queue.failed()
-    assert (queue.next_step, queue.wait_s(0.0)) == (2, 0.0)
-    assert queue.held() == {2}
-
-
 def test_at_the_end_of_a_run_only_the_newest_matters_without_pauses() -> None:
     queue = UploadQueue(every_s=60.0)
     queue.pinned([1])
@@ -74,13 +64,3 @@ def test_steps_up_to_another_runs_newest_are_not_wanted() -> None:
     assert queue.next_step == 9
     queue.committed(6)
     assert queue.next_step == 6
-
-
-def test_steps_that_were_set_aside_or_are_gone_are_forgotten() -> None:
-    queue = UploadQueue(every_s=None)
-    queue.pinned([3, 8])
-    queue.committed(5, set_aside_after=4)
-    assert queue.held() == {3, 5}
-    queue.forget(5)
-    queue.forget(3)
-    assert queue.next_step is None

@@ -7,7 +7,6 @@ import pickle
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError,
 from checkfreq.restore.apply import materialise
 from checkfreq.restore.found import FoundCheckpoint
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.origin import code_of
 from tests.restore.memory import MemoryReader
 from tests.state.support import Record, bits, plan, restore, state_bits, take
 
@@ -163,41 +161,10 @@ class TestPartial:
             restore(CFCheckpoint(), shot)
         assert "rng.xpu:7: not restored, this process has" in caplog.text
 
-    def test_without_strict_what_fits_is_loaded_and_the_rest_logged_once(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        saved = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3))
-        live = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 5))
-        kept = deepcopy(live[1].weight)
-        with caplog.at_level(logging.WARNING):
-            restore(CFCheckpoint(model=live, n={}), take(CFCheckpoint(model=saved)), strict=False)
-        assert bits(live[0].weight) == bits(saved[0].weight)
-        assert bits(live[1].weight) == bits(kept)
-        (record,) = caplog.records
-        for words in ("model.1.weight", "n (the whole object)", "restoring what fits"):
-            assert words in record.getMessage()
-
     def test_without_strict_a_module_is_cast_to_the_live_dtype(self) -> None:
         saved, live = nn.Linear(2, 2), nn.Linear(2, 2).bfloat16()
         restore(CFCheckpoint(m=live), take(CFCheckpoint(m=saved)), strict=False)
         assert bits(live.weight) == bits(saved.weight.bfloat16())
-
-    def test_only_and_exclude_choose_by_tracked_name(self) -> None:
-        saved, live = run(), run()
-        shot, before = take(saved), state_bits(live)
-        torch.rand(1)
-        state = torch.get_rng_state()
-        restore(live, shot, only="model")
-        assert torch.equal(torch.get_rng_state(), state)
-        assert state_bits(live)["model"] == state_bits(saved)["model"]
-        assert state_bits(live)["optimizer"] == before["optimizer"]
-        restore(live, take(saved), exclude=("model", "rng"))
-        assert state_bits(live) == state_bits(saved)
-
-    def test_an_unknown_name_is_a_configuration_error(self) -> None:
-        chk = run()
-        with pytest.raises(ConfigError, match=r"only=\.\.\..*unknown modle; expected .*model"):
-            plan(chk, take(chk), only=("modle",))
 
     def test_positions_are_handed_over_unless_excluded(self) -> None:
         chk = run()
@@ -279,20 +246,6 @@ class TestInPlace:
 
 
 class TestHyperParameters:
-    def test_differences_are_one_warning_with_old_and_new_values(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        saved = run(lr=0.1, weight_decay=0.5)
-        live = run(lr=0.1, weight_decay=0.25, betas=(0.5, 0.9))
-        with caplog.at_level(logging.WARNING):
-            restore(live, take(saved))
-        (record,) = caplog.records
-        message = record.getMessage()
-        assert "optimizer.weight_decay: 0.5 at the first start, 0.25 now" in message
-        assert "optimizer.betas: [0.9, 0.999] at the first start, [0.5, 0.9] now" in message
-        assert ".lr" not in message
-        assert live.optimizers["optimizer"].param_groups[0]["weight_decay"] == 0.5
-
     def test_a_value_that_a_tracked_scheduler_sets_is_not_reported(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -323,26 +276,6 @@ class TestHyperParameters:
 
 
 class TestUserCode:
-    def test_a_failing_load_state_dict_rolls_back_what_was_loaded_before(self) -> None:
-        def make(value: int, *, fails: bool = False) -> CFCheckpoint:
-            return CFCheckpoint(
-                first=Holder([value]),
-                scaler=torch.amp.GradScaler("cpu", init_scale=float(value)),
-                second=Holder([value], fails=fails),
-                model=nn.Linear(2, 2),
-                d={"value": value},
-            )
-
-        live = make(1, fails=True)
-        before = state_bits(live)
-        shot = take(make(2))
-        restored = plan(live, shot)
-        with pytest.raises(StateError, match=r"^second: .*KeyError.*nothing was changed.*exclude"):
-            restored.apply()
-        assert state_bits(live) == before
-        restore(live, shot)
-        assert live.tracked["second"].value == [2]
-
     def test_an_object_that_cannot_be_put_back_is_named(self) -> None:
         class Stubborn(Holder):
             def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -354,18 +287,6 @@ class TestUserCode:
                 plan(CFCheckpoint(thing=thing), take(CFCheckpoint(thing=Holder(2)))).apply()
         restore(CFCheckpoint(thing=uncopied), take(CFCheckpoint(thing=Holder(2))))
         assert uncopied.value == 2
-
-    def test_a_stateful_value_need_not_be_a_dict(self) -> None:
-        class Counter(Holder):
-            def state_dict(self) -> Any:
-                return self.value
-
-            def load_state_dict(self, state: Any) -> None:
-                self.value = state
-
-        live = CFCheckpoint(c=Counter(1))
-        restore(live, take(CFCheckpoint(c=Counter(None))))
-        assert live.tracked["c"].value is None
 
 
 class WithExtra(nn.Module):
@@ -397,19 +318,6 @@ class Unpickling(nn.Module):
 
     def set_extra_state(self, state: torch.Tensor) -> None:
         self.value = pickle.loads(bytes(state.tolist()))
-
-
-class Planted:
-    """Counts how often its pickle was loaded."""
-
-    num_run = 0
-
-    @classmethod
-    def run(cls) -> None:
-        cls.num_run += 1
-
-    def __reduce__(self) -> Any:
-        return Planted.run, ()
 
 
 class Renaming(nn.Linear):
@@ -484,25 +392,6 @@ class TestModules:
             plan(CFCheckpoint(m=live), take(CFCheckpoint(m=saved))).apply()
         assert bits(live.state_dict()) == before
 
-    @pytest.mark.parametrize("hooked", [False, True])
-    def test_extra_state_of_a_stranger_reaches_no_code_of_the_users(
-        self, hooked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(Planted, "num_run", 0)
-        with monkeypatch.context() as stranger:
-            stranger.setenv("XDG_STATE_HOME", str(tmp_path))
-            shot = take(CFCheckpoint(m=nn.Sequential(Unpickling(Planted()))))
-        live = nn.Sequential(Unpickling("mine"))
-        if hooked:
-            live.register_load_state_dict_post_hook(lambda *args: None)
-        before = bits(live.state_dict())
-        with pytest.raises(ConfigError, match=r"^m\.0\._extra_state is not given to set_extra"):
-            restore(CFCheckpoint(m=live), shot)
-        assert Planted.num_run == 0
-        assert bits(live.state_dict()) == before
-        restore(CFCheckpoint(m=live), shot, trusts=True)
-        assert Planted.num_run == 1
-
     def test_extra_state_that_was_changed_later_reaches_no_code_of_the_users(self) -> None:
         saved = nn.Sequential(Unpickling("first"), Unpickling("second"))
         shot = take(CFCheckpoint(rng=False, m=saved))
@@ -521,20 +410,6 @@ class TestModules:
         json["extra_codes"] = codes
         restore(live, shot)
         assert bits(live.tracked["m"].state_dict()) == bits(saved.state_dict())
-
-    @pytest.mark.parametrize(
-        "value",
-        [
-            {"weight": nn.Parameter(torch.ones(2)), "of": (1, "ä", b"x", float("nan"))},
-            [torch.ones(3, 2).t(), torch.ones(2, dtype=torch.complex64).conj()],
-            {"sparse": torch.eye(2).to_sparse(), "names": {"a", "b"}},
-        ],
-    )
-    def test_all_that_extra_state_can_be_is_known_again(self, value: object) -> None:
-        saved, live = WithExtra(1), WithExtra(2)
-        saved.extra = value
-        restore(CFCheckpoint(m=nn.DataParallel(live)), take(CFCheckpoint(m=nn.DataParallel(saved))))
-        assert code_of(live.extra, "") == code_of(value, "")
 
     def test_a_module_with_its_own_format_uses_it_both_ways(self) -> None:
         saved, live = nn.Sequential(Renaming(2, 3)), nn.Sequential(Renaming(2, 3))
@@ -599,36 +474,6 @@ class TestHookedOptimizers:
         saved, live = Own([torch.zeros(1)], lr=0.5), Own([torch.ones(1)], lr=0.1)
         restore(CFCheckpoint(o=live), take(CFCheckpoint(o=saved)))
         assert live.param_groups[0]["lr"] == 0.5
-
-
-class TestMaterialise:
-    def test_state_dicts_come_back_without_any_training_object(self) -> None:
-        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        model[1].weight = model[0].weight
-        optimizer = adamw(model)
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-        scaler.scale(torch.ones(1))
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        chk = CFCheckpoint(
-            model=model, optimizer=optimizer, scaler=scaler, s=scheduler, d={"x": torch.ones(2)}
-        )
-        shot = take(chk, positions={"train": {"epoch": 1}})
-        found = materialise(shot.found, path="p")
-        shot.overwrite()
-        assert found.keys() == {"model", "optimizer", "scaler", "s", "d", "rng"}
-        for name in ("model", "optimizer", "scaler", "s"):
-            assert bits(dict(found[name])) == bits(dict(chk.tracked[name].state_dict()))
-        assert found["model"]["0.weight"] is found["model"]["1.weight"]
-        assert bits(found["d"]) == bits(chk.tracked["d"])
-        fresh = torch.optim.AdamW(model.parameters())
-        fresh.load_state_dict(found["optimizer"])
-        nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).load_state_dict(found["model"])
-
-    def test_only_chooses_and_unknown_names_are_errors(self) -> None:
-        shot = take(run())
-        assert materialise(shot.found, only=("best",), path="p") == {"best": {"loss": 0.25}}
-        with pytest.raises(ConfigError, match="unknown nothing"):
-            materialise(shot.found, only="nothing", path="p")
 
 
 class TestNonsense:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import checkfreq
 from checkfreq import CFCheckpoint, CFManager, CFMode
-from checkfreq.errors import StateError
 from checkfreq.integrations.dcp import CFStorageReader
 from tests.restore.device_filling import held
 from tests.restore.shared_device import SharedDevice, registered
@@ -116,19 +115,3 @@ def test_a_manager_restores_onto_the_device(tmp_path: Path, fake: SharedDevice) 
     assert same(found, expected)
     fake.run_all()
     assert all(bool((tensor == 7).all()) for tensor in model.state_dict().values())
-
-
-def test_a_device_that_fails_during_a_restore_is_reported_and_the_manager_refuses_to_go_on(
-    tmp_path: Path, fake: SharedDevice
-) -> None:
-    saved(tmp_path)
-    model = on_device(fake, network(2))
-    chk = CFCheckpoint(model=model, optimizer=stepped(model))
-    manager = CFManager(tmp_path, chk)
-    fake.fail_at = fake.num_calls + 12
-    with pytest.raises(RuntimeError, match="the device refuses"):
-        manager.restore()
-    assert fake.registrations.num_bytes == 0
-    with pytest.raises(StateError, match="live objects hold parts of step 1"):
-        manager.step()
-    manager.close()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -17,12 +15,8 @@ from checkfreq.restore import pinned_ring
 from checkfreq.restore.device_target import DeviceTransfers
 from checkfreq.restore.pinned_ring import (
     BUFFERS_PER_THREAD,
-    LARGEST_BUFFER_BYTES,
     MAX_RING_BYTES,
-    PinnedRing,
 )
-from checkfreq.restore.stream import MOST_THREADS
-from checkfreq.snapshot.pinning import pin_range
 from checkfreq.store.boxes import Box
 from checkfreq.types import PAGE_BYTES
 from tests.restore.device_filling import (
@@ -240,27 +234,6 @@ def test_buffers_of_any_number_of_threads_are_below_64_mib(
     assert fake.registrations.num_bytes == 0
 
 
-def test_threads_beyond_the_bound_wait_for_buffers_that_others_are_adding(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def pin_slowly(*args: Any) -> Any:
-        time.sleep(0.01)
-        return pin_range(*args)
-
-    monkeypatch.setattr(pinned_ring, "pin_range", pin_slowly)
-    ring = PinnedRing(SharedDevice(0), buffer_bytes=LARGEST_BUFFER_BYTES)
-    everybody = threading.Barrier(2 * MOST_THREADS)
-
-    def hold_one() -> None:
-        everybody.wait(DEADLINE_S)
-        mine = ring.take()
-        everybody.wait(DEADLINE_S)
-        ring.give(mine)
-
-    run_in_threads(hold_one, everybody.parties)
-    ring.close()
-
-
 def run_in_threads(work: Callable[[], None], count: int) -> None:
     problems: list[BaseException] = []
 
@@ -323,13 +296,6 @@ def test_bytes_that_lie_in_other_memory_go_through_the_ring(readonly: bool, seed
         assert target_of(opened, live).put(0, view) is None
         data[:] = bytes(count)  # not needed any more
     assert held(live) == saved
-
-
-def test_nothing_is_copied_for_no_bytes() -> None:
-    fake = FakeDevice(Seeded(0))
-    with transfers(fake, [live := zeros_on(fake, 0)]) as opened:
-        assert target_of(opened, live).put(0, opened.ring.take()[:0]) is None
-    assert fake.num_copies == 0
 
 
 # ---- failures

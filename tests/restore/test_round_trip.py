@@ -6,7 +6,6 @@ and trained for a different number of steps, is restored and goes on too.
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim import lr_scheduler as lrs
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
@@ -163,25 +161,6 @@ def test_plateau_scheduler_that_never_stepped_holds_infinity() -> None:
     check(run)
 
 
-def test_grad_scaler_continues_used_or_not() -> None:
-    def run() -> Run:
-        model = small_net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
-
-        def step() -> None:
-            loss = model(torch.randn(8, 4)).square().mean()
-            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-
-        return Run(step, model=model, optimizer=optimizer, scaler=scaler)
-
-    for before, stray in itertools.product((0, 3), (0, 5)):
-        check(run, before=before, stray=stray)
-
-
 def test_averaged_model_continues() -> None:
     def run() -> Run:
         model = small_net()
@@ -222,65 +201,6 @@ def test_channels_last_model_continues_and_stays_channels_last() -> None:
     weight = fresh.chk.tracked["model"][0].weight
     assert weight.is_contiguous(memory_format=torch.channels_last)
     assert fresh.chk.optimizers["optimizer"].state[weight]["exp_avg"].stride() == weight.stride()
-
-
-class MasterSGD(torch.optim.Optimizer):
-    """bf16 parameters with an fp32 master copy in the state."""
-
-    def __init__(self, parameters: Any, lr: float) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                if not state:
-                    state["master"] = parameter.float()
-                    state["steps"] = 0
-                state["steps"] += 1
-                state["master"].sub_(parameter.grad.float(), alpha=group["lr"])
-                parameter.copy_(state["master"])
-
-
-def test_bf16_parameters_keep_their_fp32_optimizer_state() -> None:
-    def run() -> Run:
-        model = nn.Linear(4, 4).bfloat16()
-        optimizer = MasterSGD(model.parameters(), lr=1e-4)
-
-        def step() -> None:
-            optimizer.zero_grad()
-            loss = model(torch.randn(8, 4, dtype=torch.bfloat16)).float().square().mean()
-            loss.backward()
-            optimizer.step()
-
-        return Run(step, model=model, optimizer=optimizer)
-
-    for stray in (0, 5):
-        check(run, stray=stray)
-
-
-class TinyLanguageModel(nn.Module):
-    """Output weights tied to the embedding, one frozen layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(12, 4)
-        self.frozen = nn.Linear(4, 4).requires_grad_(False)
-        self.head = nn.Linear(4, 12, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self.head(functional.dropout(self.frozen(self.embed(tokens)), 0.1))
-        return out
-
-
-def test_tied_and_frozen_weights_continue() -> None:
-    def run() -> Run:
-        model = TinyLanguageModel()
-        return with_adamw(model, lambda: model(torch.randint(12, (3, 5))))
-
-    check(run)
 
 
 def test_a_checkpoint_moves_between_compiled_and_bare_models() -> None:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkfreq.errors import CorruptCheckpointError
-from checkfreq.restore.buffers import HostBuffers, MemoryTarget
+from checkfreq.restore.buffers import MemoryTarget
 from checkfreq.restore.stream import MOST_THREADS, SlowReads, Wanted, stream
 from checkfreq.store.fileops import ReadFile
 from checkfreq.store.manifest import FileEntry, Manifest
@@ -370,27 +370,6 @@ class Later:
         return wait
 
 
-class Ring(HostBuffers):
-    """Two buffers for all threads: waits for the copies from one before it is taken again."""
-
-    def __init__(self, read_bytes: int) -> None:
-        super().__init__(read_bytes)
-        self._left = threading.Semaphore(2)
-        self._given: list[tuple[memoryview, Sequence[Callable[[], None]]]] = []
-
-    def take(self) -> memoryview:
-        if not self._left.acquire(blocking=False):
-            super().give(*self._given.pop(0))
-        return super().take()
-
-    def give(self, buffer: memoryview, waits: Sequence[Callable[[], None]]) -> None:
-        self._given.append((buffer, waits))
-
-    def close(self) -> None:
-        for item in self._given:
-            super().give(*item)
-
-
 def late_targets(manifest: Manifest, error: Exception | None = None) -> dict[str, Later]:
     return {t.name: Later(t.num_bytes, error) for file in manifest.files for t in file.tensors}
 
@@ -408,17 +387,6 @@ def test_a_buffer_is_not_used_again_before_the_copies_from_it_are_done(
     assert {name: bytes(target.found) for name, target in targets.items()} == {
         name: data for tensors in FILES.values() for name, data in tensors.items()
     }
-
-
-def test_copies_may_go_on_while_the_next_piece_is_read(store: CheckpointStore) -> None:
-    manifest = store.manifest(1)
-    targets = late_targets(manifest)
-    ring = Ring(PAGE)
-    wanted = wanted_late(manifest, targets)
-    stream(store, 1, wanted, num_threads=1, read_bytes=PAGE, buffers=ring)
-    assert sum(target.under_way for target in targets.values()) > 0
-    ring.close()
-    assert bytes(targets["large"].found) == FILES["model.safetensors"]["large"]
 
 
 @pytest.mark.parametrize("fails", ["a read", "each copy"])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from checkfreq.restore.row_major import row_major_boxes
-from checkfreq.restore.targets import StridedTarget, target_of, wanted_of
+from checkfreq.restore.targets import target_of, wanted_of
 from checkfreq.state.saved_tensor import Chunk, Placement, SavedTensor, without_repeats
 from checkfreq.store.boxes import Box
 from checkfreq.store.manifest import FileEntry, TensorEntry
@@ -132,18 +132,6 @@ def test_boxes_of_a_run_of_elements_hold_each_of_them_once(data: st.DataObject) 
         found += piece.reshape(-1).tolist()
     assert found == list(range(first, end))
     assert len(boxes) <= 2 * len(shape) + 1
-
-
-def test_a_row_major_tensor_is_copied_by_address_and_any_other_by_torch() -> None:
-    chunk, whole = chunk_of((6, 4), torch.float32), Box.whole((6, 4))
-    plain = torch.zeros(6, 4)
-    column = Placement(chunk, Box((0, 1), (6, 2)), torch.zeros(6, 2))
-    strided = [plain.t().contiguous().t(), torch.zeros(6, 8)[:, ::2], plain.bfloat16()]
-    by_torch = [column, *(Placement(chunk, whole, target) for target in strided)]
-    assert all(isinstance(target_of(one), StridedTarget) for one in by_torch)
-    rows = Placement(chunk, Box((2, 0), (3, 4)), torch.zeros(3, 4))
-    for one in (Placement(chunk, whole, plain), rows):
-        assert not isinstance(target_of(one), StridedTarget)
 
 
 @pytest.mark.parametrize("change", [torch.Tensor.bfloat16, torch.conj], ids=["cast", "conj"])

@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -114,19 +113,12 @@ def test_so_does_a_module(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "package" / "train.py").symlink_to(tmp_path / "script.py")
-    run = Supervised(
-        tmp_path,
-        FACTS,
-        "--standby",
-        python=("-m",),
-        named="package.train",
-        arguments=["one"],
-        cwd=tmp_path,
-    )
-    first, second = two_starts(run)
+    how: dict[str, Any] = {"python": ("-m",), "named": "package.train", "arguments": ["one"]}
+    first, second = two_starts(Supervised(tmp_path, FACTS, "--standby", cwd=tmp_path, **how))
     assert second == first
 
 
+@pytest.mark.more
 def test_so_does_a_script_behind_a_link_in_another_directory(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "linked.py").symlink_to(tmp_path / "script.py")
@@ -135,34 +127,29 @@ def test_so_does_a_script_behind_a_link_in_another_directory(tmp_path: Path) -> 
     assert second == first
 
 
-def test_an_exception_is_shown_as_after_a_new_start(tmp_path: Path) -> None:
-    program = AWAIT + "count == 1 and await_standby()\ndef fail():\n    raise ValueError(7)\nfail()"
+#: What the script becomes before the standby does, the status of that, and what is shown.
+SPOILT = {
+    "an exception": ("def fail():\n    raise ValueError(7)\nfail()", 1, "ValueError: 7"),
+    "a syntax error": ("x = =", 1, "SyntaxError: invalid syntax"),
+    "no file": (None, 2, "can't open file"),
+}
+
+
+@pytest.mark.parametrize(
+    "what", ["an exception", *(pytest.param(w, marks=pytest.mark.more) for w in [*SPOILT][1:])]
+)
+def test_what_fails_is_shown_as_after_a_new_start(tmp_path: Path, what: str) -> None:
+    text, expected, words = SPOILT[what]
+    program = AWAIT + f"await_standby()\nif {text!r} is None:\n    os.unlink(__file__)\n"
+    program += f"else:\n    Path(__file__).write_text({text!r})\nsys.exit(7)"
     run = Supervised(tmp_path, program, "--standby", "--max-restarts=1")
     status, _ = run.end()
-    traces = run.errors.split("Traceback")[1:]
-    ours = [trace.partition("checkfreq run")[0] for trace in traces]
-    assert status == 1
-    assert len(ours) == 2
-    assert ours[0] == ours[1]
+    assert status == expected, run.errors
+    assert words in run.errors
+    assert "becoming" not in run.errors  # no frame of ours
 
 
-def test_exit_statuses_and_signals_are_the_scripts(tmp_path: Path) -> None:
-    program = (
-        AWAIT
-        + """
-count == 1 and await_standby()
-note(f"standby {is_from_standby}")
-sys.exit(75) if count == 2 else die(signal.SIGSEGV)
-"""
-    )
-    run = Supervised(tmp_path, program, "--standby")
-    status, said = run.end()
-    assert status == 75
-    assert run.notes()[-1] == "standby True"
-    assert said[0].startswith("restart 1 after exit by SIGSEGV")
-
-
-def test_the_text_that_runs_is_that_of_the_start(tmp_path: Path) -> None:
+def test_text_exit_status_and_signals_are_those_of_the_script(tmp_path: Path) -> None:
     program = (
         AWAIT
         + """
@@ -170,15 +157,18 @@ if count == 1:
     await_standby()
     text = Path(__file__).read_text()
     Path(__file__).write_text(text.replace("first text", "second text"))
-note("first text")
-sys.exit(count == 1)
+note(f"first text, standby {is_from_standby}")
+sys.exit(75) if count == 2 else die(signal.SIGSEGV)
 """
     )
     run = Supervised(tmp_path, program, "--standby")
-    run.end()
-    assert run.notes() == ["run", "first text", "run", "second text"]
+    status, said = run.end()
+    assert status == 75
+    assert run.notes()[1::2] == ["first text, standby False", "second text, standby True"]
+    assert said[0].startswith("restart 1 after exit by SIGSEGV")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["pkgutil.py", "pkgutil/__init__.py"])
 def test_a_module_beside_the_script_hides_others_as_after_a_new_start(
     tmp_path: Path, name: str
@@ -202,33 +192,6 @@ note(f"standby {{is_from_standby}} {{pkgutil.is_ours}}")
     assert run.notes()[-1] == "standby False True"
 
 
-def test_a_script_that_cannot_be_read_fails_as_after_a_new_start(tmp_path: Path) -> None:
-    program = AWAIT + "await_standby(); os.unlink(__file__); sys.exit(7)"
-    run = Supervised(tmp_path, program, "--standby", "--max-restarts=1")
-    status, _ = run.end()
-    assert status == 2
-    assert "can't open file" in run.errors
-
-
-def test_a_syntax_error_is_shown_as_after_a_new_start(tmp_path: Path) -> None:
-    program = AWAIT + "await_standby(); Path(__file__).write_text('x = ='); sys.exit(7)"
-    run = Supervised(tmp_path, program, "--standby", "--max-restarts=1")
-    status, _ = run.end()
-    assert status == 1
-    assert "becoming" not in run.errors
-    assert "SyntaxError: invalid syntax" in run.errors
-
-
-def test_a_standby_runs_nothing_of_the_script_before_its_turn(tmp_path: Path) -> None:
-    run = Supervised(
-        tmp_path, AWAIT + "await_standby(); note('ready'); signal.pause()", "--standby"
-    )
-    run.wait_for("ready")
-    run.send(signal.SIGTERM)
-    assert run.end() == (143, ["told to stop by SIGTERM: exit by SIGTERM at step 1"])
-    assert run.notes() == ["run", "ready"]
-
-
 def children(pid: int) -> list[int]:
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return [int(child) for child in text.split()]
@@ -245,11 +208,14 @@ def waiting(run: Supervised) -> int:
     return standby
 
 
-def test_a_standby_ends_with_the_supervisor(tmp_path: Path) -> None:
+def test_a_standby_runs_nothing_before_its_turn_and_ends_with_the_supervisor(
+    tmp_path: Path,
+) -> None:
     program = AWAIT + "await_standby(); note('ready'); note(f'pid {os.getpid()}'); signal.pause()"
     run = Supervised(tmp_path, program, "--standby")
     standby = waiting(run)
     run.wait_until(lambda: len(run.notes()) == 3, "no process id")
+    assert run.notes()[:2] == ["run", "ready"]  # it runs nothing of the script before its turn
     watched = os.pidfd_open(standby)
     run.process.kill()
     run.process.wait()
@@ -404,15 +370,8 @@ def test_torch_is_imported_and_nothing_of_it_initialised(tmp_path: Path) -> None
     assert first["device"] is False
 
 
-@pytest.mark.parametrize(
-    "command",
-    [["true"], [sys.executable, "-c", "pass"], [sys.executable, "-ic", ""], [sys.executable]],
-)
-def test_a_command_that_no_standby_can_become_runs_without(
-    tmp_path: Path, command: list[str]
-) -> None:
-    done = subprocess.run(
-        [*RUN, "--standby", "--", *command], capture_output=True, text=True, input=""
-    )
+def test_a_command_that_no_standby_can_become_runs_without() -> None:
+    command = [*RUN, "--standby", "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, input="")
     assert done.returncode == 0
     assert done.stderr.count("no standby: ") == 1
