@@ -6,9 +6,7 @@ import csv
 import json
 import math
 import random
-import signal
 from fractions import Fraction
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +15,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.errors import ConfigError, StateError, StorageError
 from checkfreq.helpers import Best, Metrics, Summary
 from checkfreq.helpers.group import Group
 from checkfreq.helpers.sums import ExactSum
-from iterators import CFIterator
-from tests.fork_server import FORK_SERVER
 from tests.helpers.support import ROOT, after_a_cut_anywhere, empty_disk
 from tests.state.ranks import run_ranks
 
-DEADLINE_S = 240.0
 FLOATS = st.floats(-1e100, 1e100)
 
 
@@ -295,59 +289,6 @@ def test_ranks_add_up_to_one_history(tmp_path: Path) -> None:
                 whole.update({"only_here": 1.0})
     whole.end_epoch()
     assert first[0] == whole.history
-
-
-def _train(folder: Path, epochs: int, reached: Connection | None) -> None:
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    data = TensorDataset(torch.randn(48, 4))
-    model = nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    metrics = Metrics()
-    chk = CFCheckpoint(model=model, optimizer=optimizer, metrics=metrics)
-    with CFManager(folder / "chk", chk, mode=CFMode.MANUAL, chk_freq=2) as cf_manager:
-        loader = CFIterator(DataLoader(data, batch_size=4, shuffle=True), cf_manager=cf_manager)
-        cf_manager.restore()
-        for _ in loader.epochs(epochs):
-            for (x,) in loader:
-                loss = model(x).square().mean()
-                loss.backward()
-                cf_manager.weight_update()
-                optimizer.zero_grad()
-                metrics.update({"loss": loss.item(), "images": len(x)}, weight=len(x))
-                if reached is not None:
-                    reached.send(cf_manager.global_step)
-                    reached.recv()  # so that a kill comes before the run's own end
-            metrics.end_epoch()
-            metrics.to_csv(folder / "metrics.csv")
-
-
-def run(folder: Path, *, batches: int | None) -> None:
-    """Train to the end; or until so many batches, and a kill."""
-    reached, theirs = FORK_SERVER.Pipe()
-    process = FORK_SERVER.Process(target=_train, args=(folder, 3, batches and theirs))
-    process.start()
-    theirs.close()
-    for _ in range(batches or 0):
-        assert reached.poll(DEADLINE_S)
-        reached.recv()
-        reached.send("go on")
-    if batches:
-        process.kill()
-    process.join(DEADLINE_S)
-    assert process.exitcode == (-signal.SIGKILL if batches else 0)
-
-
-@pytest.mark.more
-@pytest.mark.crash
-def test_a_killed_run_ends_with_the_history_of_one_that_was_not(tmp_path: Path) -> None:
-    for name, kills in (("whole", ()), ("killed", (5, 11, 8))):
-        (tmp_path / name).mkdir()
-        for batches in (*kills, None):
-            run(tmp_path / name, batches=batches)
-    files = [tmp_path / name / "metrics.csv" for name in ("whole", "killed")]
-    assert files[0].read_bytes() == files[1].read_bytes()
-    assert len(files[0].read_text().splitlines()) == 4
 
 
 def _resumable(role: Any, folder: Path, per_rank: bool, resume: bool) -> tuple[int, float]:

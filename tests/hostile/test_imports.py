@@ -89,8 +89,8 @@ def test_spoilt_metadata_is_read_or_refused_and_changes_nothing(
     num_cases: int, folder: Path
 ) -> None:
     record = (folder / ".metadata").read_bytes()
-    owners = (pathlib.Path, pathlib.PosixPath, metadata.Metadata, metadata.MetadataIndex)
-    owners = (*owners, filesystem._StorageInfo, torch.serialization._get_layout)  # type: ignore[assignment]
+    owners: list[Any] = [pathlib.Path, pathlib.PosixPath, metadata.Metadata]
+    owners += [metadata.MetadataIndex, filesystem._StorageInfo, torch.serialization._get_layout]
     before = [dict(vars(owner)) for owner in owners]
     for case in range(num_cases):
         chance, spoilt = random.Random(case), bytearray(record)
