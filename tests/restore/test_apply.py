@@ -255,6 +255,7 @@ class TestHyperParameters:
             return CFCheckpoint(optimizer=optimizer, scheduler=scheduler)
 
         saved = make()
+        saved.optimizers["optimizer"].step()
         saved.tracked["scheduler"].step()
         restore(make(), take(saved))
         assert not caplog.records
