@@ -13,7 +13,7 @@ from torch import Tensor
 
 from checkfreq.restore.row_major import row_major_boxes
 from checkfreq.restore.targets import target_of, wanted_of
-from checkfreq.state.saved_tensor import Chunk, Placement, SavedTensor, without_repeats
+from checkfreq.state.saved_tensor import Chunk, Placement, without_repeats
 from checkfreq.store.boxes import Box
 from checkfreq.store.manifest import FileEntry, TensorEntry
 from tests.state.support import bits
@@ -151,14 +151,3 @@ def test_a_piece_that_splits_an_element_is_our_own_mistake() -> None:
     for start, size in ((2, 4), (4, 6)):
         with pytest.raises(AssertionError, match="splits an element"):
             target.put(start, memoryview(bytearray(size)))
-
-
-def test_a_scalar_and_a_tensor_without_elements_are_tensors_too() -> None:
-    chunk = chunk_of((), torch.float32)
-    live = torch.tensor(0.0)
-    record = SavedTensor("t", "float32", (), [chunk])
-    (placement,) = record.placements(live)
-    deliver(placement, torch.tensor(2.5), [])
-    assert live == 2.5
-    empty = SavedTensor("t", "float32", (0, 3), [chunk_of((0, 3), torch.float32)])
-    assert [*empty.placements(torch.zeros(0, 3))] == []
