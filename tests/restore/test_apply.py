@@ -250,9 +250,10 @@ class TestHyperParameters:
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         def make() -> CFCheckpoint:
-            optimizer = adamw(nn.Linear(1, 1))
+            model = nn.Linear(1, 1)
+            optimizer = adamw(model)
             scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
-            return CFCheckpoint(optimizer=optimizer, scheduler=scheduler)
+            return CFCheckpoint(model=model, optimizer=optimizer, scheduler=scheduler)
 
         saved = make()
         saved.optimizers["optimizer"].step()
