@@ -7,6 +7,7 @@ in a process of its own: torch's databases change global settings at their impor
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from checkfreq import CFCheckpoint, CFManager, CFMode
-from iterators.testing import digest as bits_of
 from tests.restore.test_round_trip import SCHEDULERS
 
 _STEPS = 3
@@ -73,10 +73,33 @@ def _train(lives: Sequence[Live], steps: range) -> None:
 
 
 def digest(live: Live) -> str:
-    """Of all bits of its parameters, states and outputs, and how they lie in memory."""
-    states = {name: value.state_dict() for name, value in live.tracked.items()}
-    strides = [one.stride() for one in live.parameters]
-    return bits_of([[*live.parameters], strides, [*live.outputs], states])
+    """Of all bits, dtypes, shapes and strides of its parameters, states and outputs."""
+    found = hashlib.sha256()
+    _add(found, [[*live.parameters], live.outputs])
+    for name, value in live.tracked.items():
+        found.update(name.encode())
+        _add(found, value.state_dict())
+    return found.hexdigest()
+
+
+def _add(found: Any, value: Any) -> None:
+    if isinstance(value, Tensor):
+        tensor = value.detach()
+        found.update(f"{tensor.dtype}{tuple(tensor.shape)}{tensor.stride()}".encode())
+        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    elif isinstance(value, dict):
+        for key, item in sorted(value.items(), key=lambda pair: repr(pair[0])):
+            found.update(repr(key).encode())
+            _add(found, item)
+    elif isinstance(value, list | tuple):
+        found.update(f"{type(value).__name__}{len(value)}".encode())
+        for item in value:
+            _add(found, item)
+    elif hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value):
+        found.update(type(value).__qualname__.encode())
+        _add(found, vars(value))
+    else:
+        found.update(f"{type(value).__name__} {value!r}".encode())
 
 
 # ---- torch's optimizers
