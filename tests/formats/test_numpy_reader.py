@@ -125,7 +125,9 @@ def test_it_runs_outside_of_the_package_without_torch(tmp_path: Path, live: dict
     assert int(ran.stdout) > 10
 
 
-@pytest.mark.parametrize("what", ["manifest.json", "model.safetensors", "header", "cut", "link"])
+@pytest.mark.parametrize(
+    "what", ["manifest.json", "model.safetensors", "header", "cut", "link", "FIFO"]
+)
 def test_damage_is_found(what: str, tmp_path: Path, live: dict[str, Any]) -> None:
     folder = tmp_path / "chk" / "step-00000003"
     path = folder / ("manifest.json" if what == "manifest.json" else "model.safetensors")
@@ -133,6 +135,9 @@ def test_damage_is_found(what: str, tmp_path: Path, live: dict[str, Any]) -> Non
     data[9 if what == "header" else -9] ^= 1
     path.unlink()
     path.write_bytes(data[:-1] if what == "cut" else data)
+    if what == "FIFO":  # nobody waits for it
+        path.unlink()
+        os.mkfifo(path)
     if what == "link":
         path.rename(tmp_path / "elsewhere")
         path.symlink_to(tmp_path / "elsewhere")
@@ -170,7 +175,7 @@ def forged(record: Any, path: tuple[Any, ...], value: Any) -> bytes:
 FRAME = ("format_version", "digest")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.more) for n in (1, 2))])
 def test_a_forged_record_is_a_valueerror_wherever_it_is_not_as_documented(
     seed: int, tmp_path: Path, live: dict[str, Any]
 ) -> None:
@@ -189,15 +194,6 @@ def test_a_forged_record_is_a_valueerror_wherever_it_is_not_as_documented(
                         getattr(checkpoint, read)(name)
             assert [*checkpoint.names, *checkpoint.ranks]
             checkpoint.verify()
-
-
-def test_a_fifo_in_place_of_a_file_is_not_waited_for(tmp_path: Path, live: dict[str, Any]) -> None:
-    folder = tmp_path / "chk" / "step-00000003"
-    for name in ("model.safetensors", "manifest.json"):
-        (folder / name).unlink()
-        os.mkfifo(folder / name)
-        with pytest.raises(ValueError, match="expected a regular file"):
-            open_checkpoint(folder).tensors("model")
 
 
 def test_a_step_that_is_not_there_is_named(tmp_path: Path, live: dict[str, Any]) -> None:

@@ -98,12 +98,13 @@ def _by_us(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]] | str:
         return str(error)
 
 
+@pytest.mark.parametrize("num_cases", [150, pytest.param(2000, marks=pytest.mark.more)])
 @pytest.mark.parametrize("kind", ["valid", "hostile"])
 def test_we_read_what_the_library_reads_and_refuse_what_it_refuses(
-    kind: str, tmp_path: Path
+    kind: str, num_cases: int, tmp_path: Path
 ) -> None:
     path, num_read = tmp_path / "case.safetensors", 0
-    for case in range(2000):
+    for case in range(num_cases):
         chance = random.Random(f"{kind} {case}")
         text, data = _header(chance)
         length = len(text)
@@ -121,10 +122,10 @@ def test_we_read_what_the_library_reads_and_refuse_what_it_refuses(
         else:
             num_read += 1
             assert same(ours, theirs), f"{case}: {text!r}"
-    assert num_read > 60
+    assert num_read > num_cases // 40
 
 
-@pytest.mark.parametrize("shape", [(2, 3), (3, 0), ()])
+@pytest.mark.parametrize("shape", [(2, 3), ()])
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_a_dtype_has_the_name_that_the_library_gives_it(
     dtype: torch.dtype, shape: tuple[int, ...], tmp_path: Path

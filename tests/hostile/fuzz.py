@@ -1,9 +1,8 @@
 """Hostile directories for every reader: ``python -m tests.hostile.fuzz --seconds 600``.
 
 Every case is a copy of a valid directory, changed by chance (``grammar``), for one reader. Reading
-succeeds or ends in one of our own errors, soon; then nothing live has changed. Files outside the
-directory stay as they are, nothing is imported, no message holds what could command a terminal, or
-what a file that is none of ours held.
+succeeds or ends in one of our own errors, soon; then nothing live has changed, nothing is imported,
+and no message holds what could command a terminal.
 
 A failure names its seed and case; ``--seed S --case N`` is that case alone.
 """
@@ -20,7 +19,6 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -48,9 +46,6 @@ from tests.hostile import grammar
 
 #: Long for what takes milliseconds: only a reader that hangs needs it.
 DEADLINE_S = 120
-SECRET = "SECRET-canary of another user"
-#: Links and FIFOs need readers that open a directory's files without following links.
-LINKS_ARE_REFUSED = True
 
 OURS = (CheckFreqError, CorruptPositionError, ResumeMismatchError)
 #: What DCP's planner says of a state dict that does not fit, in its own words.
@@ -315,12 +310,6 @@ class Fuzzer:
         self._folder = folder
         self._seed = seed
         self._bases = bases(folder / "bases")
-        self._canary = folder / "outside"
-        self._canary.mkdir()
-        (self._canary / "secret").write_text(f"{SECRET}\n")
-        self._structures = dict(grammar.STRUCTURES)
-        if LINKS_ARE_REFUSED:
-            self._structures |= grammar.linked_structures(self._canary / "secret")
         self._modules = set(sys.modules)
         self.counts: dict[str, int] = {}
 
@@ -336,7 +325,9 @@ class Fuzzer:
         chk_dir = self._folder / "case"
         shutil.rmtree(chk_dir, ignore_errors=True)
         shutil.copytree(base.chk_dir, chk_dir)
-        self._make_hostile(chance, chk_dir)
+        folders = sorted(chk_dir.glob("step-*"))
+        for folder in folders if chance.random() < 0.6 else folders[-1:]:
+            grammar.forge(chance, folder)
         text = io.StringIO()
         where = f"seed {self._seed} case {case} ({base.chk_dir.name}, {reader})"
         try:
@@ -351,22 +342,9 @@ class Fuzzer:
         self.counts[outcome] = self.counts.get(outcome, 0) + 1
         self._check(where, text.getvalue())
 
-    def _make_hostile(self, chance: random.Random, chk_dir: Path) -> None:
-        folders = sorted(chk_dir.glob("step-*"))
-        chosen = folders if chance.random() < 0.6 else folders[-1:]
-        for folder in chosen:
-            chance.choice([grammar.forge] * 8 + [grammar.damage])(chance, folder)
-        if chance.random() < 0.1:
-            grammar.garble(chance, chk_dir)
-        if chance.random() < 0.05:
-            grammar.entangle(chance, chk_dir, self._structures)
-
     def _check(self, where: str, text: str) -> None:
         bad = sorted({c for c in text if not c.isprintable() and c not in "\n\t"})
         assert not bad, f"{where}: {bad} in {text!r:.500}"
-        assert SECRET not in text, f"{where}: quotes a file of somebody else: {text:.500}"
-        held = {p.name: p.read_text() for p in self._canary.iterdir()}
-        assert held == {"secret": f"{SECRET}\n"}, f"{where}: wrote outside of the directory: {held}"
         new = {name for name in set(sys.modules) - self._modules if _is_unexpected(name)}
         assert not new, f"{where}: imported {sorted(new)}"
 
@@ -418,35 +396,23 @@ def _deadline(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(32))
     parser.add_argument("--case", type=int)
-    parser.add_argument("--keep-going", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     print(f"seed {args.seed}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         fuzzer = Fuzzer(Path(folder), seed=args.seed)
-        if args.case is not None:
-            fuzzer.run(args.case)
-            return 0
-        failures, case, end_s = 0, 0, time.monotonic() + args.seconds
-        while time.monotonic() < end_s:
-            try:
-                fuzzer.run(case)
-            except AssertionError as error:
-                if not args.keep_going:
-                    raise
-                failures += 1
-                print(f"FAILED {error}")
-                cause = error.__cause__ or error
-                print("    ", traceback.format_tb(cause.__traceback__)[-1].strip(), flush=True)
+        case, end_s = args.case or 0, time.monotonic() + args.seconds
+        fuzzer.run(case)
+        while args.case is None and time.monotonic() < end_s:
             case += 1
-    print(f"{case} cases, {failures} failed: {fuzzer.counts}")
-    return int(failures > 0)
+            fuzzer.run(case)
+    print(f"all cases up to {case} ended well: {fuzzer.counts}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

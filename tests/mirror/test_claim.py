@@ -13,121 +13,99 @@ from checkfreq.mirror.layout import CLAIM
 from tests.mirror.checkpoints import local_remote, memory_remote
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 1000.0
+class World:
+    """A place that runs claim, on a clock that a test moves."""
 
-    def __call__(self) -> float:
-        return self.now_s
+    def __init__(self, remote: RemoteObjects) -> None:
+        self.remote, self.now_s = remote, 1000.0
 
+    def keeper(self, run: str) -> ClaimKeeper:
+        clock = lambda: self.now_s  # noqa: E731
+        return ClaimKeeper(self.remote, run=run, clock=clock, wall=clock)
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+    def taken(self, run: str) -> ClaimKeeper:
+        made = self.keeper(run)
+        assert made.take() is Ownership.OURS
+        return made
 
 
 @pytest.fixture(params=["conditions", "none"])
-def remote(request: pytest.FixtureRequest, tmp_path: Path) -> RemoteObjects:
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     """A store that honours conditions on writes, and one that cannot replace on them."""
-    return memory_remote() if request.param == "conditions" else local_remote(tmp_path / "remote")
+    honours = request.param == "conditions"
+    return World(memory_remote() if honours else local_remote(tmp_path / "remote"))
 
 
-def keeper(remote: RemoteObjects, run: str, clock: Clock) -> ClaimKeeper:
-    return ClaimKeeper(remote, run=run, clock=clock, wall=clock)
+def test_a_prefix_that_nobody_claims_is_taken_and_renewed_when_it_is_due(world: World) -> None:
+    claim = world.taken("one")
+    assert list(world.remote.list("")) == [CLAIM]
+    before = world.remote.get(CLAIM)[0]
+    assert claim.renew_if_due()
+    assert world.remote.get(CLAIM)[0] == before
+    world.now_s += RENEW_EVERY_S
+    assert claim.is_due
+    assert claim.renew_if_due()
+    assert world.remote.get(CLAIM)[0] != before
 
 
-def test_a_prefix_that_nobody_claims_is_taken(remote: RemoteObjects, clock: Clock) -> None:
-    claim = keeper(remote, "one", clock)
-    assert claim.take() is Ownership.OURS
-    assert list(remote.list("")) == [CLAIM]
-
-
-def test_a_second_run_waits_and_is_refused_once_the_claim_is_renewed(
-    remote: RemoteObjects, clock: Clock
-) -> None:
-    first, second = keeper(remote, "one", clock), keeper(remote, "two", clock)
-    assert first.take() is Ownership.OURS
+def test_a_second_run_waits_and_is_refused_once_the_claim_is_renewed(world: World) -> None:
+    first, second = world.taken("one"), world.keeper("two")
     assert second.take() is Ownership.WAITING
     assert "run one" in second.holder
-    clock.now_s += RENEW_EVERY_S
+    world.now_s += RENEW_EVERY_S
     assert first.renew_if_due()
     assert second.take() is Ownership.REFUSED
     assert not second.is_ours
+    second.release()  # leaves nothing behind
+    assert list(world.remote.list("")) == [CLAIM]
+    assert first.renew()
 
 
 @pytest.mark.parametrize("ends", ["gives it up", "dies"])
-def test_a_refused_run_gets_the_claim_once_the_other_has_ended(
-    remote: RemoteObjects, clock: Clock, ends: str
-) -> None:
-    first, second = keeper(remote, "one", clock), keeper(remote, "two", clock)
-    first.take()
+def test_a_refused_run_gets_the_claim_once_the_other_has_ended(world: World, ends: str) -> None:
+    first, second = world.taken("one"), world.keeper("two")
     second.take()
     for _ in range(3):
-        clock.now_s += RENEW_EVERY_S
+        world.now_s += RENEW_EVERY_S
         assert first.renew_if_due()
         assert second.take() is Ownership.REFUSED
     if ends == "gives it up":
         first.release()
     else:
-        clock.now_s += LEASE_S - 1
+        world.now_s += LEASE_S - 1
         assert second.take() is Ownership.REFUSED
-        clock.now_s += 1
+        world.now_s += 1
     assert second.take() is Ownership.OURS
     assert second.is_contested
     assert not first.renew_if_due()
+    first.release()  # not the second run's
+    assert second.renew()
 
 
-def test_the_claim_of_a_dead_run_is_taken_over_after_its_lease(
-    remote: RemoteObjects, clock: Clock
-) -> None:
-    dead, heir = keeper(remote, "one", clock), keeper(remote, "two", clock)
-    dead.take()
+def test_the_claim_of_a_dead_run_is_taken_over_after_its_lease(world: World) -> None:
+    dead, heir = world.taken("one"), world.keeper("two")
     assert heir.take() is Ownership.WAITING
-    clock.now_s += LEASE_S - 2  # the service counts whole seconds of its own as well
+    world.now_s += LEASE_S - 2  # the service counts whole seconds of its own as well
     assert heir.take() is Ownership.WAITING
-    clock.now_s += 2
+    world.now_s += 2
     assert heir.take() is Ownership.OURS
     assert not dead.renew()
     assert not dead.is_ours
 
 
-def test_the_same_directorys_claim_is_taken_over_at_once(
-    remote: RemoteObjects, clock: Clock
-) -> None:
-    old, new = keeper(remote, "one", clock), keeper(remote, "one", clock)
-    old.take()
-    assert new.take() is Ownership.OURS
+def test_the_same_directorys_claim_is_taken_over_at_once(world: World) -> None:
+    old = world.taken("one")
+    world.taken("one")
     assert not old.renew()
 
 
-def test_a_claim_that_was_given_up_is_free(remote: RemoteObjects, clock: Clock) -> None:
-    first, second = keeper(remote, "one", clock), keeper(remote, "two", clock)
-    first.take()
-    first.release()
-    assert second.take() is Ownership.OURS
-    first.release()  # not the second run's
-    assert second.renew()
-
-
-def test_a_claim_that_cannot_be_read_is_waited_out(remote: RemoteObjects, clock: Clock) -> None:
-    remote.put(CLAIM, b"{}")
-    claim = keeper(remote, "one", clock)
+def test_a_claim_that_cannot_be_read_is_waited_out(world: World) -> None:
+    world.remote.put(CLAIM, b"{}")
+    claim = world.keeper("one")
     assert claim.take() is Ownership.WAITING
     assert claim.holder == "an unreadable claim"
-    clock.now_s += LEASE_S
+    world.now_s += LEASE_S
     assert claim.take() is Ownership.OURS
-
-
-def test_a_claim_is_renewed_when_it_is_due(remote: RemoteObjects, clock: Clock) -> None:
-    claim = keeper(remote, "one", clock)
-    claim.take()
-    before = remote.get(CLAIM)[0]
-    assert claim.renew_if_due()
-    assert remote.get(CLAIM)[0] == before
-    clock.now_s += RENEW_EVERY_S
-    assert claim.is_due
-    assert claim.renew_if_due()
-    assert remote.get(CLAIM)[0] != before
 
 
 class Whole(RemoteObjects):
@@ -137,13 +115,11 @@ class Whole(RemoteObjects):
         super().read_into(key, view, start=0)
 
 
-def test_a_service_that_does_not_return_parts_of_objects_is_found_at_the_start(
-    clock: Clock,
-) -> None:
+def test_a_service_that_does_not_return_parts_of_objects_is_found_at_the_start() -> None:
     inner = memory_remote()
     remote = Whole(inner._mirror, store=inner._store)
     with pytest.raises(StorageError, match="cannot be read back in parts.*expected b'ir'"):
-        keeper(remote, "one", clock).take()
+        World(remote).keeper("one").take()
     assert list(remote.list("")) == []
 
 
@@ -155,16 +131,6 @@ class LostReply(RemoteObjects):
         raise FileExistsError(key)
 
 
-def test_a_write_that_is_answered_with_a_conflict_of_its_own_counts(clock: Clock) -> None:
+def test_a_write_that_is_answered_with_a_conflict_of_its_own_counts() -> None:
     inner = memory_remote()
-    claim = keeper(LostReply(inner._mirror, store=inner._store), "one", clock)
-    assert claim.take() is Ownership.OURS
-    assert claim.renew()
-
-
-def test_a_waiting_run_leaves_nothing_behind(remote: RemoteObjects, clock: Clock) -> None:
-    keeper(remote, "one", clock).take()
-    waiting = keeper(remote, "two", clock)
-    waiting.take()
-    waiting.release()
-    assert list(remote.list("")) == [CLAIM]
+    assert World(LostReply(inner._mirror, store=inner._store)).taken("one").renew()

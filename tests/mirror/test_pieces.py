@@ -37,18 +37,6 @@ def test_a_large_tensor_is_a_piece_by_itself_between_small_ones() -> None:
     assert sizes(runs) == [HEADER + 100, LEAST_BYTES, 500]
 
 
-def test_small_tensors_are_put_together_until_they_are_large_enough() -> None:
-    third = LEAST_BYTES // 3 + 1
-    runs = cut(file_of(*((third, n) for n in range(7))))
-    assert sizes(runs) == [HEADER + 3 * third, 3 * third, third]
-
-
-def test_pieces_in_which_nothing_has_changed_keep_their_objects() -> None:
-    before = uploaded(cut(file_of((LEAST_BYTES, 1), (LEAST_BYTES, 2), (50, 3))))
-    after = cut(file_of((LEAST_BYTES, 1), (LEAST_BYTES, 9), (50, 3)), before=before)
-    assert [run.blob for run in after] == [before[0].blob, before[1].blob, None, before[3].blob]
-
-
 def test_small_unchanged_tensors_are_taken_out_of_a_piece_that_changes() -> None:
     frozen = [(APART_BYTES, 1), (APART_BYTES, 2)]
     before = uploaded(cut(file_of(*frozen, (APART_BYTES, 3))))
@@ -59,17 +47,6 @@ def test_small_unchanged_tensors_are_taken_out_of_a_piece_that_changes() -> None
 
     assert sizes(second) == [HEADER + 2 * APART_BYTES, APART_BYTES]
     assert [run.blob for run in third] == [second[0].blob, None]
-
-
-def test_a_few_unchanged_bytes_are_no_piece_of_their_own() -> None:
-    before = uploaded(cut(file_of((100, 1), (100, 2), (100, 3))))
-    after = cut(file_of((100, 9), (100, 2), (100, 8)), before=before)
-    assert sizes(after) == [HEADER + 300]
-
-
-def test_a_piece_without_an_object_is_cut_anew() -> None:
-    before = [Run(run.units) for run in cut(file_of((LEAST_BYTES, 1), (50, 2)))]
-    assert all(run.blob is None for run in cut(file_of((LEAST_BYTES, 1), (50, 2)), before=before))
 
 
 tensors = st.lists(

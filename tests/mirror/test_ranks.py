@@ -25,7 +25,7 @@ def bits_at(folder: Path, mirror: Path, *, steps: int, local: bool = False) -> l
     return [one.last("boundary")[1] for one in heard]
 
 
-@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("local", [pytest.param(False, marks=pytest.mark.more), True])
 def test_ranks_on_new_machines_restore_the_same_bits(local: bool, tmp_path: Path) -> None:
     mirror = tmp_path / "mirror"
     expected = bits_at(tmp_path / "old", mirror, steps=3, local=local)
@@ -35,6 +35,7 @@ def test_ranks_on_new_machines_restore_the_same_bits(local: bool, tmp_path: Path
     assert [one.last("restored") for one in heard] == [(3, bits) for bits in expected]
 
 
+@pytest.mark.more
 def test_a_step_that_is_damaged_in_the_directory_comes_from_the_mirror_on_all_ranks(
     tmp_path: Path,
 ) -> None:
@@ -47,6 +48,7 @@ def test_a_step_that_is_damaged_in_the_directory_comes_from_the_mirror_on_all_ra
     assert (tmp_path / "run" / "chk" / "quarantine" / "step-00000003").is_dir()
 
 
+@pytest.mark.more
 def test_damage_in_the_mirror_takes_all_ranks_back_to_the_step_before(tmp_path: Path) -> None:
     mirror = tmp_path / "mirror"
     expected = bits_at(tmp_path / "old", mirror, steps=3)

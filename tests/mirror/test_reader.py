@@ -77,8 +77,9 @@ def rewrite(planted: Planted, step: int, change: Callable[[dict[str, object]], o
     path.write_text(json.dumps(value))
 
 
-@pytest.mark.parametrize("read_bytes", [4096, 8 << 20])
-@pytest.mark.parametrize("piece_bytes", [64, 1000, 4096, 1 << 20])
+@pytest.mark.parametrize(
+    ("piece_bytes", "read_bytes"), [(64, 8 << 20), (1000, 4096), (1 << 20, 4096)]
+)
 def test_every_byte_arrives_however_files_are_cut(
     store: CheckpointStore, tmp_path: Path, piece_bytes: int, read_bytes: int
 ) -> None:
@@ -91,12 +92,15 @@ def test_every_byte_arrives_however_files_are_cut(
     assert {*found} == {*FILES, "own.safetensors"}
 
 
-def test_steps_are_those_that_have_a_marker(planted: Planted) -> None:
+def test_steps_are_those_that_have_a_marker(planted: Planted, store: CheckpointStore) -> None:
     planted.put("checkpoints/step-7.json", b"{}")
     planted.put("checkpoints/step-000000009.json", b"{}")
     planted.put("checkpoints/note.txt", b"{}")
-    assert reader(planted).steps() == [1, 2, 3]
-    assert reader(planted).ever_held()
+    source = reader(planted)
+    assert source.steps() == [1, 2, 3]
+    assert source.ever_held()
+    assert source.manifest(2) == source.verify(2) == store.manifest(2)
+    assert source.attempt(2) == "a2"
 
 
 def test_an_empty_prefix_holds_nothing(tmp_path: Path) -> None:
@@ -109,46 +113,102 @@ def test_an_empty_prefix_holds_nothing(tmp_path: Path) -> None:
         source.manifest(4)
 
 
-def test_the_manifest_is_the_one_that_was_committed(
-    planted: Planted, store: CheckpointStore
+def piece(planted: Planted, index: int) -> Path:
+    """An object of step 3."""
+    path = planted.path_of(layout.marker_key(3))
+    marker = Marker.decode(path.read_bytes(), key=layout.marker_key(3))
+    return planted.path_of(marker.files["model.safetensors"][index].key)
+
+
+def append(path: Path, data: bytes) -> None:
+    path.write_bytes(path.read_bytes() + data)
+
+
+def plant_changed(planted: Planted, change: Callable[[Marker], Marker]) -> None:
+    planted.plant(CheckpointStore(planted.folder.parent / "written"), 3, change=change)
+
+
+def without_the_last_piece(marker: Marker) -> Marker:
+    files = {**marker.files, "model.safetensors": marker.files["model.safetensors"][:-1]}
+    return dataclasses.replace(marker, files=files)
+
+
+def without_the_model(marker: Marker) -> Marker:
+    files = {name: pieces for name, pieces in marker.files.items() if name[0] != "m"}
+    return dataclasses.replace(marker, files=files)
+
+
+def plant_mixed(planted: Planted, *, step: int, attempt: str) -> None:
+    """A marker with the record of another step, or of another attempt."""
+    record = CheckpointStore(planted.folder.parent / "written").record(step)
+    blob = Blob(layout.manifest_key(3, attempt), len(record), layout.digest_of(record))
+    plant_changed(planted, lambda m: dataclasses.replace(m, attempt=attempt, manifest=blob))
+    planted.put(blob.key, record)
+
+
+def claim_size(planted: Planted) -> None:
+    rewrite(planted, 3, lambda value: value["manifest"].__setitem__("bytes", 1 << 40))
+
+
+RECORD = layout.manifest_key(3, "a3")
+#: How step 3 is spoilt, and what is said of it before bytes are read.
+SPOILT: dict[str, tuple[Callable[[Planted], object], str]] = {
+    "a piece is gone": (lambda p: piece(p, 0).unlink(), "no such object"),
+    "a piece is not named": (
+        lambda p: plant_changed(p, without_the_last_piece),
+        r"model\.safetensors.*size in bytes",
+    ),
+    "a file is not named": (
+        lambda p: plant_changed(p, without_the_model),
+        r"expected model\.safetensors",
+    ),
+    "the record of another step": (
+        lambda p: plant_mixed(p, step=2, attempt="a3"),
+        "step: expected 3, got 2",
+    ),
+    "the record of another attempt": (
+        lambda p: plant_mixed(p, step=3, attempt="other"),
+        "attempt: expected a3, got other",
+    ),
+    "an empty record": (lambda p: p.put(RECORD, b""), r"manifest.json.*digest|small object"),
+    "another record": (lambda p: p.put(RECORD, b"x" * 100), r"manifest.json.*digest|small object"),
+    "a longer record": (lambda p: append(p.path_of(RECORD), b" "), "expected at most"),
+    "a record too long for its files": (claim_size, "size in bytes: expected at most 67"),
+}
+
+
+@pytest.mark.parametrize("what", SPOILT)
+def test_what_does_not_fit_is_corruption(planted: Planted, what: str) -> None:
+    change, words = SPOILT[what]
+    change(planted)
+    with pytest.raises(CorruptCheckpointError, match=words):
+        reader(planted).inspect(3)
+
+
+def test_a_piece_of_the_wrong_size_is_corruption_before_memory_is_allocated(
+    planted: Planted,
 ) -> None:
-    assert reader(planted).manifest(2) == store.manifest(2)
-    assert reader(planted).attempt(2) == "a2"
+    append(piece(planted, 1), b"x")
+    with pytest.raises(CorruptCheckpointError, match="size in bytes: expected 1000, got 1001"):
+        reader(planted).inspect(3)
 
 
-def test_verify_reads_every_byte(planted: Planted, store: CheckpointStore) -> None:
-    assert reader(planted).verify(3) == store.manifest(3)
-    marker = planted.plant(store, 3)
-    path = planted.path_of(marker.files["model.safetensors"][2].key)
-    path.write_bytes(bytes(len(path.read_bytes())))
-    with pytest.raises(CorruptCheckpointError, match="digest"):
-        reader(planted).verify(3)
-
-
-def test_a_changed_byte_is_corruption(planted: Planted, store: CheckpointStore) -> None:
-    marker = planted.plant(store, 3)
-    path = planted.path_of(marker.files["model.safetensors"][-1].key)
+@pytest.mark.parametrize("index", [2, -1])
+def test_a_changed_byte_is_corruption(planted: Planted, index: int) -> None:
+    path = piece(planted, index)
     data = bytearray(path.read_bytes())
     data[5] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors.*digest of"):
         read(reader(planted), 3)
+    with pytest.raises(CorruptCheckpointError, match="digest"):
+        reader(planted).verify(3)
 
 
-def test_a_piece_that_is_not_there_is_corruption(planted: Planted, store: CheckpointStore) -> None:
-    marker = planted.plant(store, 3)
-    planted.path_of(marker.files["model.safetensors"][0].key).unlink()
-    with pytest.raises(CorruptCheckpointError, match="no such object"):
-        read(reader(planted), 3)
-
-
-def test_a_piece_that_goes_after_it_was_listed_is_corruption(
-    planted: Planted, store: CheckpointStore
-) -> None:
+def test_a_piece_that_goes_after_it_was_listed_is_corruption(planted: Planted) -> None:
     source = reader(planted)
     manifest = source.inspect(3)
-    marker = planted.plant(store, 3)
-    planted.path_of(marker.files["model.safetensors"][0].key).unlink()
+    piece(planted, 0).unlink()
     with pytest.raises(CorruptCheckpointError, match="expected to be there, got no such object"):
         StreamReader(source, 3, num_threads=1).verify(manifest.files)
 
@@ -162,104 +222,12 @@ def test_a_step_that_is_pruned_while_it_is_read_is_no_corruption(planted: Plante
         source.manifest(3)
 
 
-def test_a_piece_of_the_wrong_size_is_corruption_before_memory_is_allocated(
-    planted: Planted, store: CheckpointStore
-) -> None:
-    marker = planted.plant(store, 3)
-    path = planted.path_of(marker.files["model.safetensors"][1].key)
-    path.write_bytes(path.read_bytes() + b"x")
-    with pytest.raises(CorruptCheckpointError, match="size in bytes: expected 1000, got 1001"):
-        reader(planted).inspect(3)
-
-
-def test_sizes_that_only_a_manifest_claims_are_refused(
-    planted: Planted, store: CheckpointStore
-) -> None:
-    def shorten(marker: Marker) -> Marker:
-        files = {**marker.files, "model.safetensors": marker.files["model.safetensors"][:-1]}
-        return dataclasses.replace(marker, files=files)
-
-    planted.plant(store, 3, change=shorten)
-    with pytest.raises(CorruptCheckpointError, match=r"model\.safetensors.*size in bytes"):
-        reader(planted).inspect(3)
-
-
-def test_a_file_that_the_marker_does_not_name_is_corruption(
-    planted: Planted, store: CheckpointStore
-) -> None:
-    def drop(marker: Marker) -> Marker:
-        files = {name: pieces for name, pieces in marker.files.items() if name[0] != "m"}
-        return dataclasses.replace(marker, files=files)
-
-    planted.plant(store, 3, change=drop)
-    with pytest.raises(CorruptCheckpointError, match=r"expected model\.safetensors"):
-        reader(planted).inspect(3)
-
-
-def test_a_manifest_of_another_attempt_is_corruption(
-    planted: Planted, store: CheckpointStore
-) -> None:
-    other = store.record(2)
-
-    def mix(marker: Marker) -> Marker:
-        blob = Blob(marker.manifest.key, len(other), layout.digest_of(other))
-        return dataclasses.replace(marker, manifest=blob)
-
-    planted.plant(store, 3, change=mix)
-    planted.put(layout.manifest_key(3, "a3"), other)
-    with pytest.raises(CorruptCheckpointError, match="step: expected 3, got 2"):
-        reader(planted).manifest(3)
-
-
-def test_a_marker_of_another_attempt_than_its_manifest_is_corruption(
-    planted: Planted, store: CheckpointStore
-) -> None:
-    record = store.record(3)
-    key = layout.manifest_key(3, "other")
-    blob = Blob(key, len(record), layout.digest_of(record))
-    planted.plant(
-        store, 3, change=lambda marker: dataclasses.replace(marker, attempt="other", manifest=blob)
-    )
-    planted.put(key, record)
-    with pytest.raises(CorruptCheckpointError, match="attempt: expected a3, got other"):
-        reader(planted).manifest(3)
-
-
-@pytest.mark.parametrize("change", [b"", b"{}", b"x" * 100])
-def test_a_damaged_manifest_is_corruption(planted: Planted, change: bytes) -> None:
-    planted.put(layout.manifest_key(3, "a3"), change)
-    with pytest.raises(CorruptCheckpointError, match="manifest.json.*digest|small object"):
-        reader(planted).manifest(3)
-
-
-def test_a_longer_manifest_than_the_marker_says_is_not_read(planted: Planted) -> None:
-    path = planted.path_of(layout.manifest_key(3, "a3"))
-    path.write_bytes(path.read_bytes() + b" ")
-    with pytest.raises(CorruptCheckpointError, match="expected at most"):
-        reader(planted).manifest(3)
-
-
-def test_a_manifest_that_is_too_long_for_its_files_is_not_read(planted: Planted) -> None:
-    def enlarge(value: dict[str, object]) -> None:
-        manifest = value["manifest"]
-        assert isinstance(manifest, dict)
-        manifest["bytes"] = 1 << 40
-
-    rewrite(planted, 3, enlarge)
-    with pytest.raises(CorruptCheckpointError, match="size in bytes: expected at most 67"):
-        reader(planted).manifest(3)
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("step", 4),
         ("attempt", "../../a"),
         ("manifest", {"key": "../secrets", "bytes": 1, "digest": "0" * 32}),
-        ("files", {"../x": []}),
         ("files", {"model.safetensors": [{"key": "objects/../../x", "bytes": 1, "digest": "0"}]}),
-        ("files", {"model.safetensors": [{"key": "other", "bytes": 1, "digest": "0" * 32}]}),
-        ("at_epoch_end", "yes"),
     ],
 )
 def test_a_made_up_marker_is_corruption_and_reads_nothing_else(
@@ -276,20 +244,15 @@ def test_a_marker_of_a_newer_format_is_no_corruption(planted: Planted) -> None:
         reader(planted).manifest(3)
 
 
-def test_marks_and_the_end_of_the_run_are_read(planted: Planted) -> None:
-    marks = {2: StepMark(keep=True), 3: StepMark(metrics={"loss": float("nan")})}
+@pytest.mark.parametrize("finished", [True, False])
+def test_marks_and_the_end_of_the_run_are_read(planted: Planted, finished: bool) -> None:
+    marks = {2: StepMark(keep=True), 3: StepMark(metrics={"loss": float("nan")}, finished=True)}
     planted.put(layout.MARKS, layout.encode_marks(marks))
-    planted.put(layout.FINISHED, Finish(3).encode())
+    planted.put(layout.FINISHED, Finish(3, finished).encode())
     found = reader(planted).marks()
     assert found[2].keep
-    assert found[3].finished
+    assert found[3].finished is finished  # a run may be reopened
     assert str(found[3].metrics["loss"]) == "nan"
-
-
-def test_a_run_that_was_reopened_is_not_finished(planted: Planted) -> None:
-    planted.put(layout.MARKS, layout.encode_marks({3: StepMark(finished=True)}))
-    planted.put(layout.FINISHED, Finish(3, finished=False).encode())
-    assert not reader(planted).marks()[3].finished
 
 
 def test_damaged_marks_are_skipped_with_a_warning(
@@ -300,6 +263,7 @@ def test_damaged_marks_are_skipped_with_a_warning(
     assert "the marks in the mirror are not read" in caplog.text
 
 
+@pytest.mark.more
 def test_without_the_server_it_is_a_storage_error_after_some_tries() -> None:
     pauses: list[float] = []
     options = {"endpoint": "http://127.0.0.1:9", "allow_http": True, "region": "x"}
@@ -324,38 +288,31 @@ class TestWithADirectory:
     def restorer(self, local: CheckpointStore, planted: Planted) -> Restorer:
         return Restorer(local.root, remote=reader(planted), shows_progress=False)
 
-    def test_an_empty_directory_gets_the_newest_of_the_mirror(
-        self, local: CheckpointStore, planted: Planted
+    @pytest.mark.parametrize(
+        ("here", "asked", "expected"),
+        [
+            pytest.param(None, None, (3, "a3"), id="the newest of the mirror"),
+            pytest.param(4, None, (4, "here"), id="a newer one here"),
+            pytest.param(3, None, (3, "here"), id="of two, that here"),
+            pytest.param(1, None, (3, "a3"), id="the mirror's, which is ahead"),
+            pytest.param(4, 2, (2, "a2"), id="by its number"),
+        ],
+    )
+    def test_the_step_that_is_restored_is(
+        self,
+        local: CheckpointStore,
+        planted: Planted,
+        here: int | None,
+        asked: int | None,
+        expected: tuple[int, str],
     ) -> None:
-        found = find(self.restorer(local, planted), None)
+        if here is not None:
+            commit_bytes(local, here, FILES, attempt="here")
+        found = find(self.restorer(local, planted), asked)
         assert found is not None
-        assert (found.step, found.manifest.attempt) == (3, "a3")
-        assert found.remote is not None
-        assert found.remote.name == planted.url
-
-    def test_a_newer_step_of_the_directory_is_used(
-        self, local: CheckpointStore, planted: Planted
-    ) -> None:
-        commit_bytes(local, 4, FILES, attempt="here")
-        found = find(self.restorer(local, planted), None)
-        assert found is not None
-        assert (found.step, found.remote) == (4, None)
-
-    def test_the_directory_wins_where_both_have_the_step(
-        self, local: CheckpointStore, planted: Planted
-    ) -> None:
-        commit_bytes(local, 3, FILES, attempt="here")
-        found = find(self.restorer(local, planted), None)
-        assert found is not None
-        assert (found.manifest.attempt, found.remote) == ("here", None)
-
-    def test_a_directory_that_is_behind_is_passed_over(
-        self, local: CheckpointStore, planted: Planted
-    ) -> None:
-        commit_bytes(local, 1, FILES, attempt="here")
-        found = find(self.restorer(local, planted), None)
-        assert found is not None
-        assert found.step == 3
+        assert (found.step, found.manifest.attempt) == expected
+        assert (found.remote is None) == (expected[1] == "here")
+        assert found.remote is None or found.remote.name == planted.url
 
     def test_a_step_that_is_damaged_here_is_taken_from_the_mirror(
         self, local: CheckpointStore, planted: Planted
@@ -378,14 +335,6 @@ class TestWithADirectory:
         assert (found.step, found.remote is not None) == (2, True)
         assert [(one.step, one.is_here) for one in found.rejected] == [(3, False)]
 
-    def test_a_step_that_only_the_mirror_has_is_found_by_its_number(
-        self, local: CheckpointStore, planted: Planted
-    ) -> None:
-        commit_bytes(local, 4, FILES, attempt="here")
-        found = find(self.restorer(local, planted), 2)
-        assert found is not None
-        assert (found.step, found.manifest.attempt) == (2, "a2")
-
     def test_a_step_that_neither_has_is_named_with_those_there_are(
         self, local: CheckpointStore, planted: Planted
     ) -> None:
@@ -403,20 +352,20 @@ class TestWithADirectory:
         with pytest.raises(CorruptCheckpointError, match="step 4.*step 3.*step 2.*step 1"):
             find(self.restorer(local, planted), None)
 
-    def test_a_first_run_finds_nothing(self, local: CheckpointStore, tmp_path: Path) -> None:
-        planted = Planted(tmp_path / "nothing")
-        assert find(self.restorer(local, planted), None) is None
-
+    @pytest.mark.parametrize("is_aside", [False, True])
     def test_a_mirror_of_which_all_was_set_aside_is_no_first_run(
-        self, local: CheckpointStore, tmp_path: Path
+        self, local: CheckpointStore, tmp_path: Path, is_aside: bool
     ) -> None:
         planted = Planted(tmp_path / "aside")
+        if not is_aside:
+            assert find(self.restorer(local, planted), None) is None
+            return
         planted.put(layout.superseded_key(3, "a3"), b"{}")
         with pytest.raises(NoCheckpointError, match=r"superseded/ does"):
             find(self.restorer(local, planted), None)
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_is_damaged_the_bytes_are_right_or_it_is_corruption(
     store: CheckpointStore, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -50,23 +50,6 @@ def remote() -> RemoteObjects:
     return memory_remote()
 
 
-def test_pieces_that_another_checkpoint_names_stay(remote: RemoteObjects) -> None:
-    upload(remote, 1, ["frozen", "one"])
-    upload(remote, 2, ["frozen", "two"])
-    assert RemoteMarkers(remote).remove([1]) == [1]
-    assert list(markers(remote)) == [2]
-    assert objects(remote) == {"frozen", "two"}
-    assert list(remote.list("manifests/")) == [manifest_key(2, "a")]
-
-
-def test_the_newest_is_never_removed(remote: RemoteObjects) -> None:
-    upload(remote, 1, ["one"])
-    upload(remote, 2, ["two"])
-    assert RemoteMarkers(remote).remove([1, 2, 99]) == [1]
-    assert RemoteMarkers(remote).remove([2]) == []
-    assert list(markers(remote)) == [2]
-
-
 def test_pieces_of_an_interrupted_upload_are_left_for_the_next_try(remote: RemoteObjects) -> None:
     upload(remote, 1, ["one"])
     upload(remote, 2, ["two"])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-from obstore.store import ObjectStore
 
 from checkfreq.errors import StorageError
 from checkfreq.mirror.bandwidth import Bandwidth
@@ -35,14 +36,37 @@ DEADLINE_S = 60.0
 MIRROR = Mirror("memory:///m", every_s=0.0)
 
 
-class Reports:
-    """What a service reported, in order."""
+class World:
+    """A directory, a place to mirror it to, and what services reported, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.store = CheckpointStore(folder)
+        self.remote = memory_remote(MIRROR)
+        self.clock = Clock()
         self._queue: queue.Queue[MirrorReport] = queue.Queue()
+        self._made: list[MirrorService] = []
 
-    def __call__(self, report: MirrorReport) -> None:
-        self._queue.put(report)
+    def serve(self, kind: type[RemoteObjects]) -> Any:
+        """From now on the place is of this kind."""
+        self.remote = kind(self.remote._mirror, store=self.remote._store)
+        return self.remote
+
+    def start(self, run: str = "one", **changes: Any) -> MirrorService:
+        arguments = {"report": self._queue.put, "connect": lambda mirror: self.remote, **changes}
+        one = MirrorService(MIRROR, self.store, run=run, **arguments)
+        self._made.append(one)
+        one.start()
+        return one
+
+    def end(self) -> None:
+        for one in self._made:
+            one.finish(0.0)
+
+    def put(self, step: int, to: MirrorService | None = None, **tensors: bytes) -> None:
+        """Commit a step, and tell a service of it."""
+        commit(self.store, step, {"m.safetensors": {"w": noise(100), **tensors}})
+        if to is not None:
+            to.committed(step)
 
     def wait_for(self, holds: Callable[[MirrorReport], bool]) -> MirrorReport:
         """The next report that is so."""
@@ -52,176 +76,123 @@ class Reports:
             if holds(report):
                 return report
 
+    def wait_state(self, state: State) -> MirrorReport:
+        return self.wait_for(lambda report: report.state is state)
 
-@pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return CheckpointStore(tmp_path / "chk")
+    def wait_uploaded(self, step: int) -> MirrorReport:
+        return self.wait_for(
+            lambda report: report.uploaded_step == step and report.state is State.IDLE
+        )
 
-
-@pytest.fixture
-def remote() -> RemoteObjects:
-    return memory_remote(MIRROR)
-
-
-@pytest.fixture
-def reports() -> Reports:
-    return Reports()
+    def there(self) -> list[int]:
+        """The steps of the mirror, each of which is whole."""
+        return sorted(markers(self.remote))
 
 
 @pytest.fixture
-def start(
-    store: CheckpointStore, remote: RemoteObjects, reports: Reports
-) -> Iterator[Callable[..., MirrorService]]:
-    made: list[MirrorService] = []
-
-    def service(run: str = "one", **changes: object) -> MirrorService:
-        arguments = {"report": reports, "connect": lambda mirror: remote, **changes}
-        one = MirrorService(MIRROR, store, run=run, **arguments)  # type: ignore[arg-type]
-        made.append(one)
-        one.start()
-        return one
-
-    yield service
-    for one in made:
-        one.finish(0.0)
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path / "chk")
+    yield made
+    made.end()
 
 
-def put(store: CheckpointStore, step: int) -> None:
-    commit(store, step, {"m.safetensors": {"w": noise(100)}})
+class Clock:
+    """Time that a test moves on."""
 
+    now_s = 1000.0
 
-def uploaded(step: int) -> Callable[[MirrorReport], bool]:
-    return lambda report: report.uploaded_step == step and report.state is State.IDLE
+    def __call__(self) -> float:
+        return self.now_s
 
 
 def test_what_an_earlier_run_committed_and_did_not_upload_is_uploaded_at_once(
-    store: CheckpointStore, remote: RemoteObjects, reports: Reports, start: Callable[..., object]
+    world: World,
 ) -> None:
-    put(store, 1)
-    put(store, 2)
-    start()
-    report = reports.wait_for(uploaded(2))
-    assert list(markers(remote)) == [2]
-    assert [one.step for one in report.checkpoints] == [2]
-    assert report.upload_s > 0
+    """The newest, and then what is pinned."""
+    for step in (1, 2, 3):
+        world.put(step)
+    world.store.add_mark(1, keep=True)
+    world.start()
+    assert world.wait_uploaded(3).upload_s > 0
+    world.wait_for(lambda report: {one.step for one in report.checkpoints} == {1, 3})
+    assert world.there() == [1, 3]
 
 
-def test_committed_checkpoints_are_uploaded_and_held_until_then(
-    store: CheckpointStore,
-    remote: RemoteObjects,
-    reports: Reports,
-    start: Callable[..., MirrorService],
+def test_a_checkpoint_is_held_until_it_is_uploaded_and_removed_on_request_if_not_the_newest(
+    world: World,
 ) -> None:
-    service = start()
-    reports.wait_for(lambda report: report.state is State.IDLE)
-    put(store, 1)
-    service.committed(1)
-    assert 1 in service.held() or 1 in markers(remote)
-    reports.wait_for(uploaded(1))
-    assert service.held() == frozenset()
+    service = world.start()
+    world.wait_state(State.IDLE)
+    for step in (1, 2):
+        world.put(step, service)
+        assert step in service.held() or step in world.there()
+        world.wait_uploaded(step)
+        assert service.held() == frozenset()
+    service.remove([1, 2], once=2)
+    world.wait_for(lambda report: [one.step for one in report.checkpoints] == [2])
+    assert world.there() == [2]
 
 
 def test_the_end_of_a_run_waits_for_its_last_checkpoint_and_gives_the_claim_up(
-    store: CheckpointStore,
-    remote: RemoteObjects,
-    reports: Reports,
-    start: Callable[..., MirrorService],
+    world: World,
 ) -> None:
-    service = start()
-    put(store, 1)
-    service.committed(1)
-    put(store, 2)
-    store.add_mark(2, keep=True, metrics={"loss": float("nan")}, finished=True)
+    service = world.start()
+    world.put(1, service)
+    world.put(2)
+    world.store.add_mark(2, keep=True, metrics={"loss": float("nan")}, finished=True)
     service.committed(2)
     assert service.finish(DEADLINE_S)
-    assert max(markers(remote)) == 2
-    assert remote.head(CLAIM) is None
-    assert decode_marks(remote.get(MARKS)[0])[2].keep
-    assert Finish.decode(remote.get(FINISHED)[0]) == Finish(2, True)
+    assert max(world.there()) == 2
+    assert world.remote.head(CLAIM) is None
+    assert decode_marks(world.remote.get(MARKS)[0])[2].keep
+    assert Finish.decode(world.remote.get(FINISHED)[0]) == Finish(2, True)
 
 
-def test_pinned_checkpoints_are_uploaded_after_the_newest(
-    store: CheckpointStore, remote: RemoteObjects, reports: Reports, start: Callable[..., object]
-) -> None:
-    for step in (1, 2, 3):
-        put(store, step)
-    store.add_mark(1, keep=True)
-    start()
-    reports.wait_for(lambda report: {one.step for one in report.checkpoints} == {1, 3})
-    assert sorted(markers(remote)) == [1, 3]
-
-
-def test_steps_are_removed_on_request_but_not_the_newest(
-    store: CheckpointStore,
-    remote: RemoteObjects,
-    reports: Reports,
-    start: Callable[..., MirrorService],
-) -> None:
-    service = start()
-    for step in (1, 2):
-        put(store, step)
-        service.committed(step)
-        reports.wait_for(uploaded(step))
-    service.remove([1, 2], once=2)
-    reports.wait_for(lambda report: [one.step for one in report.checkpoints] == [2])
-    assert list(markers(remote)) == [2]
-
-
-def test_a_run_that_went_back_sets_the_other_future_aside(
-    store: CheckpointStore,
-    remote: RemoteObjects,
-    reports: Reports,
-    start: Callable[..., MirrorService],
-) -> None:
-    service = start()
+def test_a_run_that_went_back_sets_the_other_future_aside(world: World) -> None:
+    service = world.start()
     for step in (1, 5):
-        put(store, step)
-        service.committed(step)
-        reports.wait_for(uploaded(step))
+        world.put(step, service)
+        world.wait_uploaded(step)
     assert service.finish(DEADLINE_S)
-    for path in store.path(5).iterdir():
-        path.unlink()
-    store.path(5).rmdir()
-    again = start()
-    put(store, 2)
+    shutil.rmtree(world.store.path(5))
+    again = world.start()
+    world.put(2)
     again.committed(2, set_aside_after=1)
-    reports.wait_for(uploaded(2))
-    assert sorted(markers(remote)) == [1, 2]
+    world.wait_uploaded(2)
+    assert world.there() == [1, 2]
 
 
 class Down(RemoteObjects):
-    """A service that can be switched off."""
+    """A service that can be switched off, for the keys that begin so."""
 
     is_down = True
     num_refused = 0
-
-    def __init__(self, mirror: Mirror, *, store: ObjectStore, only: str = "") -> None:
-        super().__init__(mirror, store=store)
-        self._only = only
+    only = ""
 
     def put(self, key: str, data: bytes | memoryview) -> str | None:
-        if self.is_down and key.startswith(self._only):
+        if self.is_down and key.startswith(self.only):
             self.num_refused += 1
             raise StorageError(5, "switched off", key)
         return super().put(key, data)
 
 
-def test_a_service_that_fails_is_tried_again_and_then_gets_the_newest(
-    store: CheckpointStore, reports: Reports, start: Callable[..., MirrorService]
-) -> None:
-    inner = memory_remote(MIRROR)
-    down = Down(inner._mirror, store=inner._store)
-    service = start(connect=lambda mirror: down)
-    report = reports.wait_for(lambda report: report.state is State.FAILING)
-    assert "switched off" in report.problem
-    assert report.since_s > 0
-    put(store, 1)
-    service.committed(1)
-    put(store, 2)
-    service.committed(2)
+def test_a_trouble_lasts_until_an_upload_succeeds_whatever_else_does(world: World) -> None:
+    down = world.serve(Down)
+    down.only = OBJECTS
+    world.put(1)
+    service = world.start()
+    first = world.wait_state(State.FAILING)
+    for _ in range(2):  # it is tried again, and the claim is well
+        again = world.wait_for(lambda report: report.state is not State.UPLOADING)
+        assert (again.state, again.since_s) == (State.FAILING, first.since_s)
+        assert "switched off" in again.problem
+    world.put(2, service)
     down.is_down = False
-    reports.wait_for(uploaded(2))
-    assert 2 in markers(down)
+    during = world.wait_state(State.UPLOADING)
+    assert during.since_s == first.since_s > 0
+    after = world.wait_uploaded(2)
+    assert (after.problem, after.since_s) == ("", 0.0)
+    assert 2 in world.there()
 
 
 class Flipping(RemoteObjects):
@@ -237,94 +208,43 @@ class Flipping(RemoteObjects):
 
 
 def test_a_shared_object_that_was_damaged_on_its_way_is_found_and_sent_again(
-    store: CheckpointStore, reports: Reports, start: Callable[..., MirrorService]
+    world: World,
 ) -> None:
-    inner = memory_remote(MIRROR)
-    remote = Flipping(inner._mirror, store=inner._store)
-    service = start(connect=lambda mirror: remote)
-    frozen = noise(9 * MIB)
+    world.serve(Flipping)
+    service, frozen = world.start(), noise(9 * MIB)
     for step in (1, 2):
-        commit(store, step, {"m.safetensors": {"w": noise(100), "frozen": frozen}})
-        service.committed(step)
-        reports.wait_for(uploaded(step))
-    report = reports.wait_for(lambda report: bool(report.damaged))
+        world.put(step, service, frozen=frozen)
+        world.wait_uploaded(step)
+    report = world.wait_for(lambda report: bool(report.damaged))
     assert "was read back with the digest" in report.damaged
-    reports.wait_for(lambda report: report.num_uploaded == 3)
-    assert sorted(markers(remote)) == [1, 2]  # and every object has its content
+    world.wait_for(lambda report: report.num_uploaded == 3)
+    assert world.there() == [1, 2]  # and every object has its content
 
 
-class Clock:
-    """Time that a test moves on."""
-
-    now_s = 1000.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-def test_at_the_end_of_a_run_a_long_pause_is_cut_short(
-    store: CheckpointStore, reports: Reports, start: Callable[..., MirrorService]
+def test_at_the_end_of_a_run_a_service_that_has_been_failing_is_tried_once_without_a_pause(
+    world: World,
 ) -> None:
-    inner, clock = memory_remote(MIRROR), Clock()
-    down = Down(inner._mirror, store=inner._store)
-    service = start(connect=lambda mirror: down, clock=clock)
-    reports.wait_for(lambda report: report.state is State.FAILING)
-    for _ in range(8):  # pauses grow to a minute and more
-        service._backoff.failed(clock.now_s)
-    assert service._pause_s(service._backoff, clock.now_s + 30.0) > 0
-    service._end_by_s = clock.now_s + 300.0
-    assert service._pause_s(service._backoff, clock.now_s + 30.0) == 0
-
-
-def test_at_the_end_of_a_run_a_service_that_has_been_failing_is_tried_once(
-    store: CheckpointStore, reports: Reports, start: Callable[..., MirrorService]
-) -> None:
-    inner = memory_remote(MIRROR)
-    down = Down(inner._mirror, store=inner._store)
-    put(store, 1)
-    service = start(connect=lambda mirror: down, clock=Clock())  # pauses never end
+    down = world.serve(Down)
+    world.put(1)
+    service = world.start(clock=world.clock)  # pauses never end
     for _ in range(2):
-        reports.wait_for(lambda report: report.state is State.FAILING)
+        world.wait_state(State.FAILING)
     num_tries = down.num_refused
     assert service.finish(DEADLINE_S)
     assert down.num_refused == num_tries + 1
 
 
-def test_a_trouble_lasts_until_an_upload_succeeds_whatever_else_does(
-    store: CheckpointStore, reports: Reports, start: Callable[..., MirrorService]
-) -> None:
-    inner = memory_remote(MIRROR)
-    down = Down(inner._mirror, store=inner._store, only=OBJECTS)
-    put(store, 1)
-    start(connect=lambda mirror: down)
-    first = reports.wait_for(lambda report: report.state is State.FAILING)
-    for _ in range(2):  # it is tried again, and the claim is well
-        again = reports.wait_for(lambda report: report.state is not State.UPLOADING)
-        assert (again.state, again.since_s) == (State.FAILING, first.since_s)
-        assert "switched off" in again.problem
-    down.is_down = False
-    during = reports.wait_for(lambda report: True)
-    assert (during.state, during.since_s) == (State.UPLOADING, first.since_s)
-    after = reports.wait_for(uploaded(1))
-    assert (after.problem, after.since_s) == ("", 0.0)
-
-
 @pytest.mark.parametrize("key", [CLAIM, MARKS, FINISHED, marker_key(7)])
 def test_an_object_that_is_too_large_keeps_nothing_from_being_uploaded(
-    store: CheckpointStore,
-    remote: RemoteObjects,
-    reports: Reports,
-    start: Callable[..., MirrorService],
-    key: str,
+    world: World, key: str
 ) -> None:
-    clock = Clock()
-    remote.put(key, bytes(SMALL_MAX_BYTES + 1))
-    put(store, 1)
-    start(clock=clock)
+    world.remote.put(key, bytes(SMALL_MAX_BYTES + 1))
+    world.put(1)
+    world.start(clock=world.clock)
     if key == CLAIM:  # as any that cannot be read, it may be another run's for a minute
-        reports.wait_for(lambda report: report.state is State.WAITING)
-        clock.now_s += 100.0
-    assert reports.wait_for(lambda report: report.uploaded_step == 1).problem == ""
+        world.wait_state(State.WAITING)
+        world.clock.now_s += 100.0
+    assert world.wait_for(lambda report: report.uploaded_step == 1).problem == ""
 
 
 class KeepsAll(RemoteObjects):
@@ -334,19 +254,15 @@ class KeepsAll(RemoteObjects):
         raise StorageError(13, "not allowed", keys[0])
 
 
-def test_where_nothing_can_be_removed_that_is_said_once_and_uploads_go_on(
-    store: CheckpointStore, reports: Reports, start: Callable[..., MirrorService]
-) -> None:
-    inner = memory_remote(MIRROR)
-    keeps = KeepsAll(inner._mirror, store=inner._store)
-    service = start(connect=lambda mirror: keeps)
+def test_where_nothing_can_be_removed_that_is_said_once_and_uploads_go_on(world: World) -> None:
+    world.serve(KeepsAll)
+    service = world.start()
     told = []
     for step in (1, 2, 3):
-        put(store, step)
-        service.committed(step)
-        reports.wait_for(uploaded(step))
+        world.put(step, service)
+        world.wait_uploaded(step)
         service.remove([step - 1], once=step)
-        told.append(reports.wait_for(lambda report: report.state is State.IDLE).problem)
+        told.append(world.wait_state(State.IDLE).problem)
     assert told[0] == ""  # there was nothing to remove
     assert "nothing can be removed there" in told[1]
     assert told[2] == ""
@@ -366,10 +282,10 @@ def test_where_nothing_can_be_removed_that_is_said_once_and_uploads_go_on(
     ],
 )
 def test_an_upload_in_progress_is_given_up_for_the_newest_only_if_that_can_arrive_in_time(
-    store: CheckpointStore, left_s: float, sending: float | None, is_given_up: bool
+    world: World, left_s: float, sending: float | None, is_given_up: bool
 ) -> None:
-    clock = Clock()
-    service = MirrorService(MIRROR, store, run="one", report=lambda report: None, clock=clock)
+    clock = world.clock
+    service = MirrorService(MIRROR, world.store, run="one", report=lambda report: None, clock=clock)
     service._claim = ClaimKeeper(memory_remote(), run="one", clock=clock)
     assert service._claim.take() is Ownership.OURS
     service._recent_s.append(10.0)
@@ -395,10 +311,10 @@ def test_an_upload_in_progress_is_given_up_for_the_newest_only_if_that_can_arriv
     ],
 )
 def test_an_upload_that_would_be_in_the_way_of_the_last_one_does_not_begin(
-    store: CheckpointStore, left_s: float, in_s: float
+    world: World, left_s: float, in_s: float
 ) -> None:
     service = MirrorService(
-        MIRROR, store, run="one", report=lambda report: None, ends_at_s=lambda: 1000.0 + left_s
+        MIRROR, world.store, run="", report=lambda report: None, ends_at_s=lambda: 1000.0 + left_s
     )
     assert service._upload_in_s(1000.0) == 0.0  # nobody knows yet how long one takes
     service._recent_s.append(10.0)
@@ -407,130 +323,86 @@ def test_an_upload_that_would_be_in_the_way_of_the_last_one_does_not_begin(
     assert service._upload_in_s(1000.0) == 0.0
 
 
-def test_a_damaged_checkpoint_is_reported_and_the_next_one_uploaded(
-    store: CheckpointStore,
-    remote: RemoteObjects,
-    reports: Reports,
-    start: Callable[..., MirrorService],
-) -> None:
-    put(store, 1)
-    path = store.path(1) / "m.safetensors"
+def test_a_damaged_checkpoint_is_reported_and_the_next_one_uploaded(world: World) -> None:
+    world.put(1)
+    path = world.store.path(1) / "m.safetensors"
     data = path.read_bytes()
     path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    service = start()
-    report = reports.wait_for(lambda report: bool(report.problem))
+    service = world.start()
+    report = world.wait_for(lambda report: bool(report.problem))
     assert "digest of the 100 bytes" in report.problem
-    put(store, 2)
-    service.committed(2)
-    reports.wait_for(uploaded(2))
-    assert list(markers(remote)) == [2]
+    world.put(2, service)
+    world.wait_uploaded(2)
+    assert world.there() == [2]
 
 
-def test_an_earlier_worker_that_is_still_uploading_is_waited_for(
-    store: CheckpointStore, reports: Reports, start: Callable[..., MirrorService]
+def test_an_earlier_worker_that_is_still_uploading_is_waited_for_and_not_at_the_end(
+    world: World,
 ) -> None:
     is_free = False
-    put(store, 1)
-    start(try_lock=lambda: is_free)
-    report = reports.wait_for(lambda report: report.state is State.WAITING)
-    assert "earlier worker" in report.problem
+    world.put(1)
+    service = world.start(try_lock=lambda: is_free)
+    assert "earlier worker" in world.wait_state(State.WAITING).problem
+    assert service.finish(0.0)
+    assert world.there() == []
+    world.start(try_lock=lambda: is_free)
     is_free = True
-    reports.wait_for(uploaded(1))
-
-
-def test_a_second_run_waits_for_the_first_ones_claim(
-    store: CheckpointStore,
-    remote: RemoteObjects,
-    reports: Reports,
-    start: Callable[..., MirrorService],
-) -> None:
-    start("one")
-    reports.wait_for(lambda report: report.state is State.IDLE)
-    second = start("two")
-    report = reports.wait_for(lambda report: report.state is State.WAITING)
-    assert "run one" in report.problem
-    put(store, 1)
-    second.committed(1)
-    assert second.held() == {1}
-    assert markers(remote) == {}
+    world.wait_uploaded(1)
 
 
 class Renewed:
     """Another run's claim, which is alive while a test says so."""
 
-    def __init__(self, remote: RemoteObjects, clock: Clock) -> None:
-        self._keeper = ClaimKeeper(remote, run="other", clock=clock, wall=clock)
-        self._clock = clock
+    def __init__(self, world: World) -> None:
+        self._keeper = ClaimKeeper(world.remote, run="other", clock=world.clock, wall=world.clock)
         assert self._keeper.take() is Ownership.OURS
         self.release = self._keeper.release
 
-    def refuse(self, service: MirrorService, reports: Reports) -> None:
-        """Renew it once ``service`` has seen it."""
-        reports.wait_for(lambda report: report.state is State.WAITING)
-        self._clock.now_s += RENEW_EVERY_S
+    def refuse(self, world: World) -> MirrorService:
+        """A service that has seen it renewed."""
+        service = world.start(clock=world.clock)
+        assert "run other" in world.wait_state(State.WAITING).problem
+        world.clock.now_s += RENEW_EVERY_S
         assert self._keeper.renew_if_due()
         service.marks_changed()  # it looks up
-        reports.wait_for(lambda report: report.state is State.REFUSED)
+        world.wait_state(State.REFUSED)
+        return service
 
 
 def test_a_run_that_was_refused_uploads_once_the_other_has_ended_and_leaves_its_checkpoints(
-    store: CheckpointStore,
-    remote: RemoteObjects,
-    reports: Reports,
-    start: Callable[..., MirrorService],
-    tmp_path: Path,
+    world: World, tmp_path: Path
 ) -> None:
-    clock = Clock()
-    other = Renewed(remote, clock)
-    service = start(clock=clock)
-    other.refuse(service, reports)
+    other = Renewed(world)
+    service = other.refuse(world)
     for step in (3, 4):
-        put(store, step)
-        service.committed(step)
+        world.put(step, service)
+    assert service.held() == {4}
+    assert world.there() == []
     theirs = CheckpointStore(tmp_path / "other")
-    put(theirs, 5)
-    Uploader(
-        remote, theirs, bandwidth=Bandwidth(None), part_bytes=16 << 20, go_on=lambda sending: None
-    ).upload(5)
+    commit(theirs, 5, {"m.safetensors": {"w": noise(100)}})
+    unlimited = {"bandwidth": Bandwidth(None), "part_bytes": 16 << 20}
+    Uploader(world.remote, theirs, go_on=lambda sending: None, **unlimited).upload(5)
     other.release()
-    clock.now_s += RENEW_EVERY_S
+    world.clock.now_s += RENEW_EVERY_S
     service.marks_changed()
-    report = reports.wait_for(lambda report: report.state is State.IDLE)
+    report = world.wait_state(State.IDLE)
     assert (report.uploaded_step, report.held) == (5, ())
-    put(store, 6)
-    service.committed(6)
-    reports.wait_for(uploaded(6))
-    assert sorted(markers(remote)) == [5, 6]
+    world.put(6, service)
+    world.wait_uploaded(6)
+    assert world.there() == [5, 6]
 
 
 @pytest.mark.parametrize("is_alive", [True, False])
 def test_a_refused_run_that_ends_asks_once_more_and_waits_no_longer(
-    store: CheckpointStore,
-    remote: RemoteObjects,
-    reports: Reports,
-    start: Callable[..., MirrorService],
-    is_alive: bool,
+    world: World, is_alive: bool
 ) -> None:
-    clock = Clock()
-    other = Renewed(remote, clock)
-    service = start(clock=clock)
-    other.refuse(service, reports)
-    put(store, 1)
-    service.committed(1)
+    other = Renewed(world)
+    service = other.refuse(world)
+    world.put(1, service)
     if not is_alive:
         other.release()
     assert service.finish(DEADLINE_S)  # on a clock that stands still: it has waited for nothing
-    assert sorted(markers(remote)) == ([] if is_alive else [1])
-
-
-def test_an_end_without_time_uploads_nothing_and_is_reported(
-    store: CheckpointStore, remote: RemoteObjects, start: Callable[..., MirrorService]
-) -> None:
-    service = start(try_lock=lambda: False)
-    put(store, 1)
-    service.committed(1)
-    assert service.finish(0.0)
-    assert markers(remote) == {}
+    assert world.there() == ([] if is_alive else [1])
 
 
 def test_a_report_arrives_as_it_was_sent() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from checkfreq.notices.source import Clock
+from checkfreq.notices.source import Clock, EndsAt, NoticeSource
 
 
 @dataclass
@@ -37,6 +37,13 @@ class SetClock:
 @pytest.fixture
 def clock() -> SetClock:
     return SetClock()
+
+
+def end_of(source: NoticeSource) -> EndsAt:
+    """The end that a source tells; it must tell one."""
+    ends = source.poll()
+    assert ends is not None
+    return ends
 
 
 Install = Callable[[str, str], Path]

@@ -14,7 +14,7 @@ from checkfreq.notices.clouds import AwsSpot, AzureScheduledEvents, GcpPreemptio
 from checkfreq.notices.metadata import MetadataService
 from checkfreq.notices.source import NoAnswerError
 from checkfreq.notices.watch import News, NoticeWatch
-from tests.notices.conftest import Server, SetClock
+from tests.notices.conftest import Server, SetClock, end_of
 
 SOON = '{"action": "stop", "time": "2026-11-23T15:00:00Z"}'
 TOKEN = "PUT /latest/api/token"
@@ -37,8 +37,7 @@ def aws(server: Server) -> AwsSpot:
 
 def test_aws_tells_action_and_time(server: Server, aws: AwsSpot) -> None:
     server.answers[ACTION] = (200, '{"action": "terminate", "time": "2026-11-23T15:00:00Z"}')
-    ends = aws.poll()
-    assert ends is not None
+    ends = end_of(aws)
     assert (ends.source, ends.at_unix_s) == ("aws", 1795446000.0)
     assert ends.why == "the spot instance will be interrupted: terminate"
     (token, token_headers), (action, headers) = server.asked
@@ -51,14 +50,9 @@ def test_aws_says_nothing_with_404_and_keeps_its_token(server: Server, aws: AwsS
     assert aws.poll() is None
     assert aws.poll() is None
     assert server.paths() == [TOKEN, ACTION, REBALANCE, ACTION, REBALANCE]
-    assert aws.pause_s == 5.0
-
-
-def test_a_rebalance_recommendation_is_only_information(server: Server, aws: AwsSpot) -> None:
     server.answers[REBALANCE] = (200, '{"noticeTime": "2026-11-23T15:00:00Z"}')
-    ends = aws.poll()
-    assert ends is not None
-    assert ends.at_unix_s is None
+    assert end_of(aws).at_unix_s is None  # it is only information
+    assert aws.pause_s == 5.0
 
 
 def test_aws_renews_a_token_that_expired(server: Server, aws: AwsSpot) -> None:
@@ -98,8 +92,7 @@ def test_google_gives_30_s_from_when_it_is_first_seen(
     server.answers[PREEMPTED] = (200, "TRUE")
     at_unix_s = []
     for _ in range(3):
-        ends = gcp.poll()
-        assert ends is not None
+        ends = end_of(gcp)
         at_unix_s.append(ends.at_unix_s)
         clock.pass_(5.0)
     assert at_unix_s == [1_000_030.0] * 3
@@ -155,19 +148,11 @@ def test_azure_tells_the_earliest_event_of_this_machine(
         event("Terminate", at_unix_s=1_000_300.0),
         event("Preempt", at_unix_s=1_000_030.0),
     )
-    ends = azure.poll()
-    assert ends is not None
+    ends = end_of(azure)
     assert (ends.source, ends.at_unix_s) == ("azure", 1_000_030.0)
     assert "Preempt" in ends.why
-
-
-def test_an_event_of_azure_that_is_withdrawn_is_taken_back(
-    server: Server, azure: AzureScheduledEvents
-) -> None:
-    server.answers[EVENTS] = events(event("Redeploy", at_unix_s=1_000_300.0))
-    assert azure.poll() is not None
     server.answers[EVENTS] = events()
-    assert azure.poll() is None
+    assert azure.poll() is None  # they were withdrawn
 
 
 def test_an_event_that_has_begun_ends_the_run_now(
@@ -176,8 +161,7 @@ def test_an_event_that_has_begun_ends_the_run_now(
     server.answers[EVENTS] = events(event("Preempt"))
     found = []
     for _ in range(2):
-        ends = azure.poll()
-        assert ends is not None
+        ends = end_of(azure)
         found.append(ends.at_unix_s)
         clock.pass_(5.0)
     assert found == [1_000_000.0] * 2

@@ -58,10 +58,13 @@ def test_a_deadline_is_asked_for_once(clock: SetClock, told: list[News]) -> None
     assert [news.at_s for news in told] == [560.0]
 
 
-def test_the_end_is_told_on_the_clock_that_does_not_jump(clock: SetClock, told: list[News]) -> None:
-    ends = EndsAt("slurm", clock.unix_s + 90.0, "why")
+@pytest.mark.parametrize(("left_s", "at_s"), [(90.0, 590.0), (None, None)])
+def test_the_end_is_told_on_the_clock_that_does_not_jump_if_it_has_a_time(
+    clock: SetClock, told: list[News], left_s: float | None, at_s: float | None
+) -> None:
+    ends = EndsAt("slurm", left_s and clock.unix_s + left_s, "why")
     watch(told, clock, Scripted(ends)).look()
-    assert told == [News("slurm", ends, 590.0)]
+    assert told == [News("slurm", ends, at_s)]
 
 
 def test_only_what_is_new_is_told_and_a_second_is_not(clock: SetClock, told: list[News]) -> None:
@@ -86,12 +89,6 @@ def test_that_there_is_none_is_told_once_and_so_is_one_that_is_taken_back(
     assert [news.ends for news in told] == [None, ends, None]
 
 
-def test_an_end_without_a_time_is_told(clock: SetClock, told: list[News]) -> None:
-    ends = EndsAt("slurm", None, "perhaps")
-    watch(told, clock, Scripted(ends)).look()
-    assert told == [News("slurm", ends, None)]
-
-
 def test_a_source_that_fails_silences_no_other_and_is_told_of_the_third_time(
     clock: SetClock, told: list[News]
 ) -> None:
@@ -113,10 +110,6 @@ def test_a_source_that_fails_silences_no_other_and_is_told_of_the_third_time(
     ]
 
 
-def test_without_sources_there_is_nothing_to_wait_for(clock: SetClock, told: list[News]) -> None:
-    assert watch(told, clock).look() == 3600.0
-
-
 def test_the_thread_tells_and_ends_when_it_is_stopped() -> None:
     told: queue.SimpleQueue[News] = queue.SimpleQueue()
     looking = NoticeWatch([Scripted(pause_s=math.inf)], tell=told.put)
@@ -124,10 +117,3 @@ def test_the_thread_tells_and_ends_when_it_is_stopped() -> None:
     assert told.get(timeout=60.0) == News("slurm", None)
     looking.stop()
     looking.run()  # returns at once
-
-
-def test_it_ends_when_nobody_listens_any_more(clock: SetClock) -> None:
-    def tell(news: News) -> None:
-        raise ConnectionError("the trainer is gone")
-
-    NoticeWatch([Scripted()], tell=tell, clock=clock.clock()).run()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import pickle
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError,
 from checkfreq.restore.apply import materialise
 from checkfreq.restore.found import FoundCheckpoint
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.origin import code_of
 from tests.restore.memory import MemoryReader
 from tests.state.support import Record, bits, plan, restore, state_bits, take
 
@@ -53,6 +52,61 @@ def run(width: int = 3, **kwargs: Any) -> CFCheckpoint:
     return CFCheckpoint(model=model, optimizer=adamw(model, **kwargs), best={"loss": 0.25})
 
 
+def two_layers(*, tied: bool = False) -> nn.Module:
+    made = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    if tied:
+        made[1].weight = made[0].weight
+    return made
+
+
+def sgd_in_groups() -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": [p]} for p in nn.Linear(1, 1).parameters()], lr=1)
+
+
+ONES, ZEROS, SHARED = torch.ones(2), torch.zeros(2), torch.full((2,), 7.0)
+
+#: What is saved, what is live, and how that is said.
+DIFFERENT: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
+    "dtype": (
+        lambda: nn.Linear(2, 2),
+        lambda: nn.Linear(2, 2).bfloat16(),
+        r"float32\[2, 2\], live is bfloat16\[2, 2\]",
+    ),
+    "kind": (dict, lambda: nn.Linear(1, 1), "x: checkpoint holds a dict, live is a module"),
+    "dict for a list": (dict, list, "holds a dict, live is a list"),
+    "optimizer": (
+        lambda: torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1),
+        lambda: torch.optim.Adam(nn.Linear(1, 1).parameters()),
+        r"of a torch\.optim\.sgd\.SGD, live is a .*Adam",
+    ),
+    "scheduler": (
+        lambda: torch.optim.lr_scheduler.StepLR(adamw(nn.Linear(1, 1)), 2),
+        lambda: torch.optim.lr_scheduler.ExponentialLR(adamw(nn.Linear(1, 1)), 0.9),
+        r"of a .*StepLR, live is a .*ExponentialLR",
+    ),
+    "groups": (
+        lambda: torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1),
+        sgd_in_groups,
+        r"groups of \[2\] parameters, live has \[1, 1\]",
+    ),
+    "order of parameters": (
+        lambda: adamw(nn.Linear(3, 2)),
+        lambda: torch.optim.AdamW([*nn.Linear(3, 2).parameters()][::-1]),
+        r"x parameter 0: .*\[2, 3\], live has \[2\]",
+    ),
+    "scaler": (
+        lambda: torch.amp.GradScaler("cpu"),
+        lambda: torch.amp.GradScaler("cpu", enabled=False),
+        "checkpoint has it enabled, live is disabled",
+    ),
+    "tied": (
+        two_layers,
+        lambda: two_layers(tied=True),
+        r"x\.1\.weight: live is tied to 0\.weight, checkpoint has two tensors",
+    ),
+}
+
+
 class TestMismatch:
     def test_everything_that_differs_is_listed_at_once_and_nothing_changes(self) -> None:
         saved = CFCheckpoint(
@@ -85,64 +139,14 @@ class TestMismatch:
         assert state_bits(live) == before
         assert "strict=False" in str(error)
 
-    def test_a_different_dtype_is_a_mismatch(self) -> None:
-        model = nn.Linear(2, 2)
-        shot = take(CFCheckpoint(model=model))
-        with pytest.raises(MismatchError, match=r"float32\[2, 2\], live is bfloat16\[2, 2\]"):
-            plan(CFCheckpoint(model=nn.Linear(2, 2).bfloat16()), shot)
-
-    def test_a_different_kind_of_object_is_a_mismatch(self) -> None:
-        shot = take(CFCheckpoint(thing={"a": 1}))
-        with pytest.raises(MismatchError, match="thing: checkpoint holds a dict, live is a module"):
-            plan(CFCheckpoint(thing=nn.Linear(1, 1)), shot)
-
-    def test_a_different_optimizer_is_a_mismatch(self) -> None:
-        model = nn.Linear(1, 1)
-        shot = take(CFCheckpoint(o=torch.optim.SGD(model.parameters(), lr=1)))
-        with pytest.raises(MismatchError, match=r"of a torch\.optim\.sgd\.SGD, live is a .*Adam"):
-            plan(CFCheckpoint(o=torch.optim.Adam(model.parameters())), shot)
-
-    def test_a_different_scheduler_is_a_mismatch(self) -> None:
-        optimizer = adamw(nn.Linear(1, 1))
-        shot = take(CFCheckpoint(s=torch.optim.lr_scheduler.StepLR(optimizer, 2)))
-        with pytest.raises(MismatchError, match=r"of a .*StepLR, live is a .*ExponentialLR"):
-            plan(CFCheckpoint(s=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)), shot)
-
-    def test_different_parameter_groups_are_a_mismatch(self) -> None:
-        model = nn.Linear(1, 1)
-        shot = take(CFCheckpoint(o=torch.optim.SGD(model.parameters(), lr=1)))
-        groups = [{"params": [p]} for p in model.parameters()]
-        with pytest.raises(MismatchError, match=r"groups of \[2\] parameters, live has \[1, 1\]"):
-            plan(CFCheckpoint(o=torch.optim.SGD(groups, lr=1)), shot)
-
-    def test_parameters_in_a_different_order_are_a_mismatch(self) -> None:
-        model = nn.Linear(3, 2)
-        shot = take(CFCheckpoint(o=adamw(model)))
-        swapped = torch.optim.AdamW([model.bias, model.weight])
-        with pytest.raises(MismatchError, match=r"o parameter 0: .*\[2, 3\], live has \[2\]"):
-            plan(CFCheckpoint(o=swapped), shot)
-
-    def test_a_disabled_scaler_does_not_take_an_enabled_ones_state(self) -> None:
-        shot = take(CFCheckpoint(s=torch.amp.GradScaler("cpu")))
-        with pytest.raises(MismatchError, match="checkpoint has it enabled, live is disabled"):
-            plan(CFCheckpoint(s=torch.amp.GradScaler("cpu", enabled=False)), shot)
-
-    def test_disabled_scalers_match(self) -> None:
-        shot = take(CFCheckpoint(s=torch.amp.GradScaler("cpu", enabled=False)))
-        restore(CFCheckpoint(s=torch.amp.GradScaler("cpu", enabled=False)), shot)
-
-    def test_tied_live_weights_do_not_take_two_different_tensors(self) -> None:
-        shot = take(CFCheckpoint(m=nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))))
-        live = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        live[1].weight = live[0].weight
-        words = r"m\.1\.weight: live is tied to 0\.weight, checkpoint has two tensors"
+    @pytest.mark.parametrize("what", DIFFERENT)
+    def test_what_differs_is_named_with_both_sides(self, what: str) -> None:
+        saved, live, words = DIFFERENT[what]
         with pytest.raises(MismatchError, match=words):
-            plan(CFCheckpoint(m=live), shot)
+            plan(CFCheckpoint(x=live()), take(CFCheckpoint(x=saved())))
 
     def test_untied_live_weights_take_a_tied_tensor_each(self) -> None:
-        saved = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        saved[1].weight = saved[0].weight
-        live = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        saved, live = two_layers(tied=True), two_layers()
         restore(CFCheckpoint(m=live), take(CFCheckpoint(m=saved)))
         assert bits(live.state_dict()) == bits(saved.state_dict())
 
@@ -157,46 +161,10 @@ class TestPartial:
             restore(CFCheckpoint(), shot)
         assert "rng.xpu:7: not restored, this process has" in caplog.text
 
-    def test_without_strict_what_fits_is_loaded_and_the_rest_logged_once(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        saved = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 3))
-        live = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 5))
-        kept = deepcopy(live[1].weight)
-        with caplog.at_level(logging.WARNING):
-            restore(CFCheckpoint(model=live, n={}), take(CFCheckpoint(model=saved)), strict=False)
-        assert bits(live[0].weight) == bits(saved[0].weight)
-        assert bits(live[1].weight) == bits(kept)
-        (record,) = caplog.records
-        for words in ("model.1.weight", "n (the whole object)", "restoring what fits"):
-            assert words in record.getMessage()
-
     def test_without_strict_a_module_is_cast_to_the_live_dtype(self) -> None:
         saved, live = nn.Linear(2, 2), nn.Linear(2, 2).bfloat16()
         restore(CFCheckpoint(m=live), take(CFCheckpoint(m=saved)), strict=False)
         assert bits(live.weight) == bits(saved.weight.bfloat16())
-
-    def test_only_and_exclude_choose_by_tracked_name(self) -> None:
-        saved, live = run(), run()
-        before = state_bits(live)
-        restore(live, take(saved), only=("model",))
-        assert state_bits(live)["model"] == state_bits(saved)["model"]
-        assert state_bits(live)["optimizer"] == before["optimizer"]
-        restore(live, take(saved), exclude=("model", "rng"))
-        assert state_bits(live) == state_bits(saved)
-
-    def test_only_leaves_the_generators_alone(self) -> None:
-        saved = run()
-        shot = take(saved)
-        state = torch.get_rng_state()
-        torch.rand(1)
-        restore(saved, shot, only="model")
-        assert not torch.equal(torch.get_rng_state(), state)
-
-    def test_an_unknown_name_is_a_configuration_error(self) -> None:
-        chk = run()
-        with pytest.raises(ConfigError, match=r"only=\.\.\..*unknown modle; expected .*model"):
-            plan(chk, take(chk), only=("modle",))
 
     def test_positions_are_handed_over_unless_excluded(self) -> None:
         chk = run()
@@ -209,17 +177,16 @@ class TestPartial:
 
 class TestInPlace:
     def test_live_tensors_keep_their_storage(self) -> None:
-        live = run()
-        optimizer = live.optimizers["optimizer"]
-        tensors = [*live.tracked["model"].state_dict().values()]
-        tensors += [t for state in optimizer.state.values() for t in state.values()]
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        saved = run()
+        def addresses() -> list[int]:
+            tensors = [*live.tracked["model"].state_dict().values()]
+            states = live.optimizers["optimizer"].state.values()
+            return [one.data_ptr() for one in (*tensors, *(t for s in states for t in s.values()))]
+
+        saved, live = run(), run()
+        before = addresses()
         restore(live, take(saved))
         assert state_bits(live) == state_bits(saved)
-        tensors = [*live.tracked["model"].state_dict().values()]
-        tensors += [t for state in optimizer.state.values() for t in state.values()]
-        assert [tensor.data_ptr() for tensor in tensors] == addresses
+        assert addresses() == before
 
     def test_a_dict_stays_the_same_dict_with_the_same_tensors(self) -> None:
         tensor = torch.zeros(3)
@@ -229,54 +196,41 @@ class TestInPlace:
         assert tensor.tolist() == [1, 1, 1]
         assert list(live) == ["best", "n"]
 
-    def test_an_expanded_buffer_takes_its_values(self) -> None:
-        def make(value: float) -> nn.Module:
-            module = nn.Module()
-            module.register_buffer("scale", torch.full((1,), value).expand(4))
-            return module
-
-        live = make(0.0)
-        restore(CFCheckpoint(m=live), take(CFCheckpoint(m=make(2.0))))
-        assert live.scale.tolist() == [2.0] * 4
-        assert live.scale.stride() == (0,)
-
-    def test_aliased_optimizer_tensors_are_one_tensor_again(self) -> None:
+    @pytest.mark.parametrize(
+        ("saved", "live"),
+        [
+            pytest.param([torch.ones(2), 3], {}, id="no dict"),
+            pytest.param({"a": ONES, "b": [ONES]}, {"a": ZEROS, "b": [ZEROS + 1]}, id="aliased"),
+            pytest.param({"a": ZEROS, "b": ONES}, {"a": SHARED, "b": SHARED}, id="two in one"),
+        ],
+    )
+    def test_state_of_any_form_comes_back(self, saved: Any, live: Any) -> None:
         parameter = nn.Parameter(torch.zeros(2))
-        saved = torch.optim.SGD([parameter], lr=1)
-        shared = torch.ones(2)
-        saved.state[parameter] = {"a": shared, "b": [shared]}
-        shot = take(CFCheckpoint(o=saved))
-        live = torch.optim.SGD([parameter], lr=1)
-        live.state[parameter] = {"a": torch.zeros(2), "b": [torch.zeros(2)]}
-        restore(CFCheckpoint(o=live), shot)
-        assert live.state[parameter]["a"] is live.state[parameter]["b"][0]
-        assert live.state[parameter]["a"].tolist() == [1, 1]
+        one, other = (torch.optim.SGD([parameter], lr=1) for _ in range(2))
+        one.state[parameter], other.state[parameter] = saved, deepcopy(live)
+        shot = take(CFCheckpoint(o=one, p=[parameter]))
+        assert bits(materialise(shot.found, path="p")["o"]) == bits(one.state_dict())
+        restore(CFCheckpoint(o=other, p=[parameter]), shot)
+        found = other.state[parameter]
+        assert bits(found) == bits(saved)
+        if "b" in saved and isinstance(saved["b"], list):
+            assert found["a"] is found["b"][0]
 
-    def test_two_saved_tensors_do_not_land_in_one_live_tensor(self) -> None:
-        parameter = nn.Parameter(torch.zeros(2))
-        saved = torch.optim.SGD([parameter], lr=1)
-        saved.state[parameter] = {"a": torch.zeros(2), "b": torch.ones(2)}
-        live = torch.optim.SGD([parameter], lr=1)
-        shared = torch.full((2,), 7.0)
-        live.state[parameter] = {"a": shared, "b": shared}
+    def test_nested_state_is_where_an_optimizer_holds_on_to_it(self) -> None:
+        def make(value: float) -> tuple[torch.optim.Optimizer, Tensor]:
+            parameter, factor = nn.Parameter(torch.zeros(2)), torch.full((3,), value)
+            made = torch.optim.SGD([parameter], lr=1)
+            made.state[parameter] = {"shampoo": {"block_0": {"factors": [factor]}}, 0: None}
+            return made, factor
+
+        (saved, _), (live, factor) = make(2.0), make(1.0)
         restore(CFCheckpoint(o=live), take(CFCheckpoint(o=saved)))
-        assert live.state[parameter]["a"].tolist() == [0, 0]
-        assert live.state[parameter]["b"].tolist() == [1, 1]
-
-    def test_state_that_is_not_a_dict_is_kept_too(self) -> None:
-        parameter = nn.Parameter(torch.zeros(2))
-        saved, live = (torch.optim.SGD([parameter], lr=1) for _ in range(2))
-        saved.state[parameter] = [torch.ones(2), 3]
-        shot = take(CFCheckpoint(o=saved, p=[parameter]))
-        assert bits(materialise(shot.found, path="p")["o"]) == bits(saved.state_dict())
-        restore(CFCheckpoint(o=live, p=[parameter]), shot)
-        assert bits(live.state[parameter]) == bits(saved.state[parameter])
+        assert factor.tolist() == [2.0] * 3
+        assert bits(live.state_dict()) == bits(saved.state_dict())
 
     def test_state_of_no_parameter_is_kept_too(self) -> None:
-        parameter = nn.Parameter(torch.zeros(2))
-        saved = torch.optim.SGD([parameter], lr=1)
+        saved, live = (torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=1) for _ in range(2))
         saved.state["global"] = {"count": 3, "mean": torch.ones(1)}  # type: ignore[index]
-        live = torch.optim.SGD([parameter], lr=1)
         restore(CFCheckpoint(o=live), take(CFCheckpoint(o=saved)))
         assert bits(live.state["global"]) == bits(saved.state["global"])  # type: ignore[index]
 
@@ -284,35 +238,14 @@ class TestInPlace:
         model = nn.Linear(1, 1)
         rate = torch.tensor(0.5)
         live = torch.optim.Adam(model.parameters(), lr=rate)
-        restore(
-            CFCheckpoint(o=live),
-            take(CFCheckpoint(o=torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1)))),
-        )
-        assert live.param_groups[0]["lr"] is rate
-        assert rate.item() == pytest.approx(0.1)
-        restore(
-            CFCheckpoint(o=live),
-            take(CFCheckpoint(o=torch.optim.Adam(model.parameters(), lr=0.25))),
-        )
-        assert live.param_groups[0]["lr"] is rate
-        assert rate.item() == 0.25
+        for lr in (torch.tensor(0.125), 0.25):
+            saved = torch.optim.Adam(model.parameters(), lr=lr)
+            restore(CFCheckpoint(o=live), take(CFCheckpoint(o=saved)))
+            assert live.param_groups[0]["lr"] is rate
+            assert rate.item() == lr
 
 
 class TestHyperParameters:
-    def test_differences_are_one_warning_with_old_and_new_values(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        saved = run(lr=0.1, weight_decay=0.5)
-        live = run(lr=0.1, weight_decay=0.25, betas=(0.5, 0.9))
-        with caplog.at_level(logging.WARNING):
-            restore(live, take(saved))
-        (record,) = caplog.records
-        message = record.getMessage()
-        assert "optimizer.weight_decay: 0.5 at the first start, 0.25 now" in message
-        assert "optimizer.betas: [0.9, 0.999] at the first start, [0.5, 0.9] now" in message
-        assert ".lr" not in message
-        assert live.optimizers["optimizer"].param_groups[0]["weight_decay"] == 0.5
-
     def test_a_value_that_a_tracked_scheduler_sets_is_not_reported(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -325,8 +258,7 @@ class TestHyperParameters:
         saved = make()
         saved.optimizers["optimizer"].step()
         saved.tracked["scheduler"].step()
-        with caplog.at_level(logging.WARNING):
-            restore(make(), take(saved))
+        restore(make(), take(saved))
         assert not caplog.records
 
     def test_options_of_how_to_compute_stay_those_of_the_script(
@@ -343,60 +275,17 @@ class TestHyperParameters:
 
 
 class TestUserCode:
-    def test_a_failing_load_state_dict_rolls_back_what_was_loaded_before(self) -> None:
-        def make(value: int, *, fails: bool = False) -> CFCheckpoint:
-            return CFCheckpoint(
-                first=Holder([value]),
-                scaler=torch.amp.GradScaler("cpu", init_scale=float(value)),
-                second=Holder([value], fails=fails),
-                model=nn.Linear(2, 2),
-                d={"value": value},
-            )
-
-        live = make(1, fails=True)
-        before = state_bits(live)
-        shot = take(make(2))
-        restored = plan(live, shot)
-        with pytest.raises(StateError, match=r"^second: .*KeyError.*nothing was changed.*exclude"):
-            restored.apply()
-        assert state_bits(live) == before
-        restore(live, shot)
-        assert live.tracked["second"].value == [2]
-
     def test_an_object_that_cannot_be_put_back_is_named(self) -> None:
         class Stubborn(Holder):
             def load_state_dict(self, state: dict[str, Any]) -> None:
                 raise RuntimeError("never")
 
-        live = CFCheckpoint(thing=Stubborn(1))
-        with pytest.raises(StateError, match="could not be put back: thing"):
-            plan(live, take(CFCheckpoint(thing=Holder(2)))).apply()
-
-    def test_an_object_whose_state_cannot_be_copied_is_still_restored(self) -> None:
-        live = CFCheckpoint(thing=Holder(i for i in "no deep copy"))
-        restore(live, take(CFCheckpoint(thing=Holder(2))))
-        assert live.tracked["thing"].value == 2
-        shot = take(live)
-        live = CFCheckpoint(thing=Holder((i for i in "no deep copy"), fails=True))
-        with pytest.raises(StateError, match="could not be put back: thing"):
-            plan(live, shot).apply()
-
-    def test_loaded_objects_own_their_tensors(self) -> None:
-        live = CFCheckpoint(thing=Holder(None))
-        restore(live, take(CFCheckpoint(thing=Holder({"t": torch.arange(4.0)}))))
-        assert live.tracked["thing"].value["t"].tolist() == [0, 1, 2, 3]
-
-    def test_a_stateful_value_need_not_be_a_dict(self) -> None:
-        class Counter(Holder):
-            def state_dict(self) -> Any:
-                return self.value
-
-            def load_state_dict(self, state: Any) -> None:
-                self.value = state
-
-        live = CFCheckpoint(c=Counter(1))
-        restore(live, take(CFCheckpoint(c=Counter(None))))
-        assert live.tracked["c"].value is None
+        uncopied = Holder((i for i in "no deep copy"), fails=True)
+        for thing in (Stubborn(1), uncopied):
+            with pytest.raises(StateError, match="could not be put back: thing"):
+                plan(CFCheckpoint(thing=thing), take(CFCheckpoint(thing=Holder(2)))).apply()
+        restore(CFCheckpoint(thing=uncopied), take(CFCheckpoint(thing=Holder(2))))
+        assert uncopied.value == 2
 
 
 class WithExtra(nn.Module):
@@ -428,19 +317,6 @@ class Unpickling(nn.Module):
 
     def set_extra_state(self, state: torch.Tensor) -> None:
         self.value = pickle.loads(bytes(state.tolist()))
-
-
-class Planted:
-    """Counts how often its pickle was loaded."""
-
-    num_run = 0
-
-    @classmethod
-    def run(cls) -> None:
-        cls.num_run += 1
-
-    def __reduce__(self) -> Any:
-        return Planted.run, ()
 
 
 class Renaming(nn.Linear):
@@ -515,25 +391,6 @@ class TestModules:
             plan(CFCheckpoint(m=live), take(CFCheckpoint(m=saved))).apply()
         assert bits(live.state_dict()) == before
 
-    @pytest.mark.parametrize("hooked", [False, True])
-    def test_extra_state_of_a_stranger_reaches_no_code_of_the_users(
-        self, hooked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(Planted, "num_run", 0)
-        with monkeypatch.context() as stranger:
-            stranger.setenv("XDG_STATE_HOME", str(tmp_path))
-            shot = take(CFCheckpoint(m=nn.Sequential(Unpickling(Planted()))))
-        live = nn.Sequential(Unpickling("mine"))
-        if hooked:
-            live.register_load_state_dict_post_hook(lambda *args: None)
-        before = bits(live.state_dict())
-        with pytest.raises(ConfigError, match=r"^m\.0\._extra_state is not given to set_extra"):
-            restore(CFCheckpoint(m=live), shot)
-        assert Planted.num_run == 0
-        assert bits(live.state_dict()) == before
-        restore(CFCheckpoint(m=live), shot, trusts=True)
-        assert Planted.num_run == 1
-
     def test_extra_state_that_was_changed_later_reaches_no_code_of_the_users(self) -> None:
         saved = nn.Sequential(Unpickling("first"), Unpickling("second"))
         shot = take(CFCheckpoint(rng=False, m=saved))
@@ -553,44 +410,12 @@ class TestModules:
         restore(live, shot)
         assert bits(live.tracked["m"].state_dict()) == bits(saved.state_dict())
 
-    @pytest.mark.parametrize(
-        "value",
-        [
-            {"weight": nn.Parameter(torch.ones(2)), "of": (1, "ä", b"x", float("nan"))},
-            [torch.ones(3, 2).t(), torch.ones(2, dtype=torch.complex64).conj()],
-            {"sparse": torch.eye(2).to_sparse(), "names": {"a", "b"}},
-        ],
-    )
-    def test_all_that_extra_state_can_be_is_known_again(self, value: object) -> None:
-        saved, live = WithExtra(1), WithExtra(2)
-        saved.extra = value
-        restore(CFCheckpoint(m=nn.DataParallel(live)), take(CFCheckpoint(m=nn.DataParallel(saved))))
-        assert code_of(live.extra, "") == code_of(value, "")
-
-    def test_extra_state_has_room_for_code_only_if_it_is_more_than_a_number(self) -> None:
-        saved, live = WithExtra(1), WithExtra(2)
-        for value in (None, 3, 0.5, True):
-            saved.extra = value
-            shot = take(CFCheckpoint(m=saved))
-            assert shot.found.manifest.objects["m"]["extra_codes"] == {}
-            restore(CFCheckpoint(m=live), shot)
-            assert live.extra == value
-
     def test_a_module_with_its_own_format_uses_it_both_ways(self) -> None:
         saved, live = nn.Sequential(Renaming(2, 3)), nn.Sequential(Renaming(2, 3))
         shot = take(CFCheckpoint(rng=False, m=saved))
         assert [t.name for t in shot.layout.files[0].tensors] == ["0.packed"]
         restore(CFCheckpoint(rng=False, m=live), shot)
         assert bits(live.state_dict()) == bits(saved.state_dict())
-
-    def test_a_load_hook_sees_the_state(self) -> None:
-        seen: list[str] = []
-        live = nn.Linear(2, 2)
-        live.register_load_state_dict_pre_hook(lambda module, state, *args: seen.extend(state))
-        saved = nn.Linear(2, 2)
-        restore(CFCheckpoint(m=live), take(CFCheckpoint(m=saved)))
-        assert seen == ["weight", "bias"]
-        assert bits(live.weight) == bits(saved.weight)
 
     @pytest.mark.parametrize("kind", [GrowsByMethod, GrowsByHook])
     def test_a_buffer_takes_the_shape_that_the_loading_code_of_its_module_gives_it(
@@ -631,7 +456,10 @@ class TestHookedOptimizers:
             saved.optimizers["optimizer"].register_state_dict_post_hook(lambda *args: None)
         if side in ("load", "both"):
             live.optimizers["optimizer"].register_load_state_dict_post_hook(lambda *args: None)
-        restore(live, take(saved))
+        shot = take(saved)
+        found = materialise(shot.found, path="p")["optimizer"]
+        assert bits(found) == bits(saved.optimizers["optimizer"].state_dict())
+        restore(live, shot)
         assert state_bits(live) == state_bits(saved)
 
     def test_a_format_of_its_own_is_left_to_the_class(self) -> None:
@@ -647,82 +475,8 @@ class TestHookedOptimizers:
         assert live.param_groups[0]["lr"] == 0.5
 
 
-class TestMaterialise:
-    def test_state_dicts_come_back_without_any_training_object(self) -> None:
-        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-        model[1].weight = model[0].weight
-        optimizer = adamw(model)
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-        scaler.scale(torch.ones(1))
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
-        chk = CFCheckpoint(
-            model=model, optimizer=optimizer, scaler=scaler, s=scheduler, d={"x": torch.ones(2)}
-        )
-        shot = take(chk, positions={"train": {"epoch": 1}})
-        found = materialise(shot.found, path="p")
-        shot.overwrite()
-        assert found.keys() == {"model", "optimizer", "scaler", "s", "d", "rng"}
-        for name in ("model", "optimizer", "scaler", "s"):
-            assert bits(dict(found[name])) == bits(dict(chk.tracked[name].state_dict()))
-        assert found["model"]["0.weight"] is found["model"]["1.weight"]
-        assert bits(found["d"]) == bits(chk.tracked["d"])
-        fresh = torch.optim.AdamW(model.parameters())
-        fresh.load_state_dict(found["optimizer"])
-        nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).load_state_dict(found["model"])
-
-    def test_hooked_and_nested_optimizers_come_back(self) -> None:
-        model = nn.Linear(2, 2)
-        lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=3)
-
-        def closure() -> torch.Tensor:
-            lbfgs.zero_grad()
-            loss: torch.Tensor = model(torch.ones(1, 2)).square().sum()
-            loss.backward()  # type: ignore[no-untyped-call]
-            return loss
-
-        lbfgs.step(closure)  # type: ignore[no-untyped-call]
-        hooked = adamw(model)
-        hooked.register_state_dict_post_hook(lambda *args: None)
-        chk = CFCheckpoint(model=model, lbfgs=lbfgs, hooked=hooked)
-        found = materialise(take(chk).found, path="p")
-        assert bits(found["lbfgs"]) == bits(lbfgs.state_dict())
-        assert bits(found["hooked"]) == bits(hooked.state_dict())
-
-    def test_only_chooses_and_unknown_names_are_errors(self) -> None:
-        shot = take(run())
-        assert materialise(shot.found, only=("best",), path="p") == {"best": {"loss": 0.25}}
-        with pytest.raises(ConfigError, match="unknown nothing"):
-            materialise(shot.found, only="nothing", path="p")
-
-    def test_read_only_memory_is_enough(self) -> None:
-        chk = run()
-        shot = take(chk)
-        data = {name: memoryview(bytes(data)) for name, data in shot.data.items()}
-        found = materialise(replace(shot.found, reader=MemoryReader(data)), path="p")
-        assert bits(found["model"]) == bits(dict(chk.tracked["model"].state_dict()))
-
-
 class TestNonsense:
     """Checkpoints that validate and still make no sense."""
-
-    @pytest.mark.parametrize(
-        ("name", "change"),
-        [
-            ("best", {"kind": "dict"}),
-            ("best", {"kind": "dict", "tree": {"$newer": 1}}),
-            ("best", {"kind": "dict", "tree": {"$tensor": "gone"}}),
-            ("optimizer", {"kind": "optimizer", "class": "torch.optim.adamw.AdamW", "flat": 3}),
-        ],
-        ids=str,
-    )
-    def test_it_is_reported_as_corrupt_with_path_and_object(self, name: str, change: Any) -> None:
-        chk = run()
-        shot = take(chk)
-        shot.found.manifest.objects[name] = change  # type: ignore[index]
-        before = state_bits(chk)
-        with pytest.raises(CorruptCheckpointError, match=rf"^chk/step-00000003: {name}: "):
-            plan(chk, shot)
-        assert state_bits(chk) == before
 
     @pytest.mark.parametrize(
         ("change", "words"),
@@ -753,21 +507,15 @@ class TestNonsense:
             )
 
 
-@pytest.mark.parametrize("only", ["model", "optimizer"])
-def test_objects_on_the_meta_device_are_refused(only: str) -> None:
-    shot = take(run())
-    chk = run()
-    chk.tracked["model"].to("meta")
-    (group,) = chk.tracked["optimizer"].param_groups
-    group["params"] = [*chk.tracked["model"].parameters()]
-    with pytest.raises(StateError, match=rf"{only}.*: .*meta device.* call to_empty\(\) before"):
-        restore(chk, shot, only=only)
-
-
-def test_optimizer_state_on_the_meta_device_is_refused() -> None:
-    shot = take(run())
-    chk = run()
-    for state in chk.tracked["optimizer"].state.values():
-        state["exp_avg"] = state["exp_avg"].to("meta")
-    with pytest.raises(StateError, match=r"optimizer\.state\.0\.exp_avg: .*meta device"):
-        restore(chk, shot)
+@pytest.mark.parametrize("where", ["model", "optimizer", "optimizer.state.0.exp_avg"])
+def test_what_is_on_the_meta_device_is_refused(where: str) -> None:
+    shot, chk = take(run()), run()
+    if where.endswith("exp_avg"):
+        for state in chk.tracked["optimizer"].state.values():
+            state["exp_avg"] = state["exp_avg"].to("meta")
+    else:
+        chk.tracked["model"].to("meta")
+        (group,) = chk.tracked["optimizer"].param_groups
+        group["params"] = [*chk.tracked["model"].parameters()]
+    with pytest.raises(StateError, match=rf"{where}.*: .*meta device"):
+        restore(chk, shot, only=where.partition(".")[0])

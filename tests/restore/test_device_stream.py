@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,14 +9,12 @@ import torch
 from torch import Tensor
 
 from checkfreq.errors import CorruptCheckpointError
-from checkfreq.restore.buffers import buffer_bytes
 from checkfreq.restore.device_target import DeviceTransfers
-from checkfreq.restore.pinned_ring import BUFFERS_PER_THREAD
-from checkfreq.restore.stream import MOST_THREADS, Wanted, stream
+from checkfreq.restore.stream import Wanted, stream
 from checkfreq.store.store import CheckpointStore
 from tests.restore.device_filling import bytes_of, held, target_of
 from tests.restore.shared_device import SharedDevice
-from tests.restore.written import PAGE, Watched, commit_tensors, damage
+from tests.restore.written import PAGE, commit_tensors, damage
 from tests.snapshot.fake_device import FakeDevice
 
 SIZES = {"large": 40 * PAGE + 8, "empty": 0, "small": 12, "turned": 30 * PAGE, "page": PAGE}
@@ -52,35 +46,19 @@ def stream_onto(
     *,
     num_threads: int = 3,
     into_the_ring: bool = True,
-    clock: Callable[[], float] = time.monotonic,
-    disturb: Callable[[int], object] = lambda number: None,
-) -> int:
-    """Returns the bytes of the ring in the end. ``disturb`` is called before each read."""
-    store = CheckpointStore(folder, ops=Watched(folder, disturb=disturb))
+) -> None:
+    store = CheckpointStore(folder)
     file = store.manifest(step).files[0]
     with DeviceTransfers(
-        fake,
-        live.values(),
-        read_bytes=PAGE,
-        pause=lambda seconds: fake.run_one(),
+        fake, live.values(), read_bytes=PAGE, pause=lambda seconds: fake.run_one()
     ) as opened:
         wanted = [Wanted(file, one, target_of(opened, live[one.name])) for one in file.tensors]
         buffers = opened.ring if into_the_ring else None
-        stream(
-            store,
-            step,
-            wanted,
-            num_threads=num_threads,
-            read_bytes=PAGE,
-            buffers=buffers,
-            clock=clock,
-        )
-        return opened.ring.num_bytes
+        stream(store, step, wanted, num_threads=num_threads, read_bytes=PAGE, buffers=buffers)
 
 
-@pytest.mark.parametrize("into_the_ring", [True, False])
-@pytest.mark.parametrize("num_threads", [1, 4])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("num_threads", "into_the_ring"), [(1, True), (4, True), (4, False)])
+@pytest.mark.parametrize("seed", range(2))
 def test_every_tensor_arrives_on_the_device(
     tmp_path: Path, seed: int, num_threads: int, into_the_ring: bool
 ) -> None:
@@ -94,7 +72,7 @@ def test_every_tensor_arrives_on_the_device(
     assert {name: held(tensor) for name, tensor in live.items()} == saved
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_an_older_checkpoint_overwrites_what_a_damaged_one_has_left(
     tmp_path: Path, seed: int
 ) -> None:
@@ -111,7 +89,7 @@ def test_an_older_checkpoint_overwrites_what_a_damaged_one_has_left(
     assert {name: held(tensor) for name, tensor in live.items()} == saved
 
 
-@pytest.mark.parametrize("fail_at", range(1, 60, 4))
+@pytest.mark.parametrize("fail_at", [1, 2, 7, 20, 57])
 def test_a_device_that_refuses_a_call_of_any_thread_ends_the_stream(
     tmp_path: Path, fail_at: int
 ) -> None:
@@ -123,37 +101,4 @@ def test_a_device_that_refuses_a_call_of_any_thread_ends_the_stream(
         stream_onto(fake, tmp_path, 1, live)
     assert fake.registrations.num_bytes == 0
     stream_onto(fake, tmp_path, 1, live)
-    assert {name: held(tensor) for name, tensor in live.items()} == saved
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_threads_that_are_added_where_reads_are_slow_bring_their_buffers(
-    tmp_path: Path, seed: int
-) -> None:
-    saved = committed(tmp_path, 1, seed=seed)
-    fake = SharedDevice(seed)
-    live = live_tensors(fake)
-    slow = itertools.count(0.0, 1.0)
-    seen: set[int] = set()
-    third = threading.Event()
-
-    def wait_for_a_third(number: int) -> None:
-        seen.add(threading.get_ident())
-        if len(seen) > 2:
-            third.set()
-        enough_slow_reads = 8  # two threads need two in a row; one that began alone, one more
-        assert number <= enough_slow_reads or third.wait(DEADLINE_S)
-
-    num_bytes = stream_onto(
-        fake,
-        tmp_path,
-        1,
-        live,
-        num_threads=2,
-        clock=lambda: next(slow),
-        disturb=wait_for_a_third,
-    )
-    own_bytes = BUFFERS_PER_THREAD * buffer_bytes(PAGE)
-    assert 2 * own_bytes < num_bytes <= MOST_THREADS * own_bytes
-    assert fake.registrations.num_bytes == 0
     assert {name: held(tensor) for name, tensor in live.items()} == saved

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -17,12 +15,8 @@ from checkfreq.restore import pinned_ring
 from checkfreq.restore.device_target import DeviceTransfers
 from checkfreq.restore.pinned_ring import (
     BUFFERS_PER_THREAD,
-    LARGEST_BUFFER_BYTES,
     MAX_RING_BYTES,
-    PinnedRing,
 )
-from checkfreq.restore.stream import MOST_THREADS
-from checkfreq.snapshot.pinning import pin_range
 from checkfreq.store.boxes import Box
 from checkfreq.types import PAGE_BYTES
 from tests.restore.device_filling import (
@@ -40,7 +34,7 @@ from tests.snapshot.fake_device import Chooser, FakeDevice, Scripted, Seeded, ev
 from tests.snapshot.fake_streams import Kind
 
 CUDA = torch.device("cuda", 0)
-SEEDS = range(40)
+SEEDS = range(12)
 DEADLINE_S = 120.0
 #: More pieces than there are buffers, so that each is used again.
 ROUNDS = BUFFERS_PER_THREAD + 2
@@ -49,29 +43,17 @@ ROUNDS = BUFFERS_PER_THREAD + 2
 # ---- what the copies come after, and what comes after them
 
 
-def test_every_order_of_streams_gives_the_saved_bytes() -> None:
-    saved = bytes_of(ROUNDS)
+@pytest.mark.parametrize("strided", [False, True])
+def test_every_order_of_streams_gives_the_saved_bytes(strided: bool) -> None:
+    saved = bytes_of(4 if strided else ROUNDS)
 
     def scenario(chooser: Chooser) -> None:
         fake = FakeDevice(chooser, eager_events=True)
-        live = zeros_on(fake, ROUNDS)
+        turned = torch.zeros(2, 2, dtype=torch.uint8).t()
+        live = fake.tensor(turned) if strided else zeros_on(fake, ROUNDS)
         fake.training_writes(live, 5)
-        restore(fake, {"live": live}, {"live": saved})
+        restore(fake, {"live": live}, {"live": saved}, piece_bytes=2 if strided else 1)
         assert held(live) == saved
-        fake.run_all()
-        assert held(live) == saved
-
-    assert every_schedule(scenario) > 10
-
-
-def test_in_every_order_strided_tensors_get_the_saved_bytes() -> None:
-    saved = bytes_of(4)
-
-    def scenario(chooser: Chooser) -> None:
-        fake = FakeDevice(chooser, eager_events=True)
-        live = fake.tensor(torch.zeros(2, 2, dtype=torch.uint8).t())
-        fake.training_writes(live, 5)
-        restore(fake, {"live": live}, {"live": saved})
         fake.run_all()
         assert held(live) == saved
 
@@ -193,21 +175,19 @@ def test_a_tensor_of_another_dtype_gets_the_saved_numbers() -> None:
     assert torch.equal(live, values.bfloat16())
 
 
-def test_odd_bits_arrive_in_strided_tensors_as_they_are() -> None:
-    fake = FakeDevice(Seeded(0))
-    signalling = torch.tensor([0x7F81, 0x7FBF, 0x0001, 0x8000], dtype=torch.uint16)
-    live = fake.tensor(torch.zeros(2, 2, dtype=torch.bfloat16).t())
-    restore(fake, {"": live}, {"": held(signalling)}, piece_bytes=2)
-    assert held(live) == held(signalling)
+#: Signalling NaNs and subnormals, as numbers of 16 bits.
+ODD_BITS = torch.tensor([0x7F81, 0x7FBF, 0x0001, 0x8000], dtype=torch.uint16)
 
 
-@pytest.mark.parametrize("change", ["conj", "neg", "expand"])
+@pytest.mark.parametrize("change", ["conj", "neg", "expand", "odd bits"])
 def test_views_that_are_not_their_memory_get_the_saved_values(change: str) -> None:
     fake = FakeDevice(Seeded(0))
     values = torch.tensor([[1 + 2j, 3 - 4j]], dtype=torch.complex64)
     live = fake.tensor(torch.zeros(1, 2, dtype=torch.complex64))
     if change == "expand":
         live, values = live.expand(3, 2), values.expand(3, 2)
+    elif change == "odd bits":
+        live, values = fake.tensor(torch.zeros(2, 2, dtype=torch.bfloat16).t()), ODD_BITS
     else:
         live = live.conj() if change == "conj" else torch._neg_view(live)
     restore(fake, {"": live}, {"": held(values)}, piece_bytes=8)
@@ -231,8 +211,8 @@ def test_the_ring_is_all_the_host_memory_and_is_unpinned_at_the_end() -> None:
     assert len(fake.returned) == 1
 
 
-@pytest.mark.parametrize("read_bytes", [4 << 10, 1 << 20, 8 << 20])
-@pytest.mark.parametrize("num_threads", [1, 4, 16, 40])
+@pytest.mark.parametrize("read_bytes", [4 << 10, 8 << 20])
+@pytest.mark.parametrize("num_threads", [1, 40])
 def test_buffers_of_any_number_of_threads_are_below_64_mib(
     num_threads: int, read_bytes: int
 ) -> None:
@@ -252,27 +232,6 @@ def test_buffers_of_any_number_of_threads_are_below_64_mib(
         assert ring.num_bytes == min(num_threads, MAX_RING_BYTES // share) * share
         assert (opened.buffers is ring) == (read_bytes <= 1 << 20)
     assert fake.registrations.num_bytes == 0
-
-
-def test_threads_beyond_the_bound_wait_for_buffers_that_others_are_adding(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def pin_slowly(*args: Any) -> Any:
-        time.sleep(0.01)
-        return pin_range(*args)
-
-    monkeypatch.setattr(pinned_ring, "pin_range", pin_slowly)
-    ring = PinnedRing(SharedDevice(0), buffer_bytes=LARGEST_BUFFER_BYTES)
-    everybody = threading.Barrier(2 * MOST_THREADS)
-
-    def hold_one() -> None:
-        everybody.wait(DEADLINE_S)
-        mine = ring.take()
-        everybody.wait(DEADLINE_S)
-        ring.give(mine)
-
-    run_in_threads(hold_one, everybody.parties)
-    ring.close()
 
 
 def run_in_threads(work: Callable[[], None], count: int) -> None:
@@ -304,13 +263,6 @@ def test_a_thread_reads_into_one_buffer_while_copies_from_others_are_queued() ->
     assert held(live) == saved
 
 
-def test_a_buffer_is_free_again_once_its_copies_are_done() -> None:
-    fake = FakeDevice(Scripted())
-    live = zeros_on(fake, 9)
-    with pytest.raises(StateError), transfers(fake, [live], idle=Idle()) as opened:
-        fill(opened, live, bytes_of(9), piece_bytes=1)  # nothing runs: no buffer becomes free
-
-
 def test_memory_that_cannot_be_pinned_is_copied_from_too() -> None:
     fake = FakeDevice(Seeded(0))
     fake.registrations.fail_at = 1
@@ -333,7 +285,7 @@ def test_memory_that_cannot_be_unpinned_stays(caplog: pytest.LogCaptureFixture) 
 
 
 @pytest.mark.parametrize("readonly", [True, False])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_bytes_that_lie_in_other_memory_go_through_the_ring(readonly: bool, seed: int) -> None:
     fake = FakeDevice(Seeded(seed))
     count = 5 * PAGE_BYTES + 100
@@ -344,13 +296,6 @@ def test_bytes_that_lie_in_other_memory_go_through_the_ring(readonly: bool, seed
         assert target_of(opened, live).put(0, view) is None
         data[:] = bytes(count)  # not needed any more
     assert held(live) == saved
-
-
-def test_nothing_is_copied_for_no_bytes() -> None:
-    fake = FakeDevice(Seeded(0))
-    with transfers(fake, [live := zeros_on(fake, 0)]) as opened:
-        assert target_of(opened, live).put(0, opened.ring.take()[:0]) is None
-    assert fake.num_copies == 0
 
 
 # ---- failures
@@ -422,16 +367,6 @@ def _is_still(fake: FakeDevice, live: Tensor) -> bool:
     before = held(live)
     fake.run_all()
     return held(live) == before
-
-
-def test_an_error_in_the_block_is_raised_after_all_copies() -> None:
-    fake = FakeDevice(Seeded(0))
-    live = zeros_on(fake, 4)
-    with pytest.raises(ValueError, match="damaged"), transfers(fake, [live]) as opened:
-        fill(opened, live, bytes_of(4), piece_bytes=2)
-        raise ValueError("damaged")
-    assert held(live) == bytes_of(4)
-    assert fake.registrations.num_bytes == 0
 
 
 @pytest.mark.parametrize("seed", SEEDS)

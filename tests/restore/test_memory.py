@@ -82,22 +82,6 @@ def test_a_step_that_has_yet_to_be_written_is_read_by_its_own_record(
     assert read(source, 2) == FILES
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"attempt": "another", "record": b"another"},
-        {"attempt": "another", "record": b"another", "is_durable": False},
-    ],
-)
-def test_a_step_of_a_different_attempt_is_read_from_the_disk(
-    store: CheckpointStore, changes: dict[str, object]
-) -> None:
-    source = MemorySource(store, [held(store, 2, **changes)])
-    assert source.steps() == []
-    with pytest.raises(NoCheckpointError):
-        source.record(3)
-
-
 def test_a_step_whose_record_on_disk_has_other_bytes_is_told_by_its_attempt(
     store: CheckpointStore,
 ) -> None:
@@ -107,30 +91,32 @@ def test_a_step_whose_record_on_disk_has_other_bytes_is_told_by_its_attempt(
     assert source.record(2) == store.record(2)
 
 
-def test_a_step_that_was_removed_from_the_disk_is_not_brought_back(store: CheckpointStore) -> None:
-    one = held(store, 2)
-    removed(store, 2)
-    assert MemorySource(store, [one]).steps() == []
+OTHER = {"attempt": "another", "record": b"another"}
 
 
-def test_memory_is_not_used_where_the_disk_has_a_newer_step(store: CheckpointStore) -> None:
-    one = held(store, 1, is_durable=False)
-    removed(store, 1)
-    assert MemorySource(store, [one]).steps() == []
-
-
-def test_a_step_whose_record_on_disk_is_damaged_is_the_directorys_to_report(
-    store: CheckpointStore,
+@pytest.mark.parametrize(
+    ("step", "changes", "is_on_disk"),
+    [
+        pytest.param(2, OTHER, True, id="of another attempt"),
+        pytest.param(2, {**OTHER, "is_durable": False}, True, id="of another attempt, not durable"),
+        pytest.param(2, {}, False, id="removed from the disk"),
+        pytest.param(1, {"is_durable": False}, False, id="older than the disk's newest"),
+        pytest.param(2, {"is_whole": False, "is_durable": False}, False, id="a part alone"),
+        pytest.param(2, {}, None, id="with a damaged record on disk, which is that to report"),
+    ],
+)
+def test_memory_is_not_used_for_a_step(
+    store: CheckpointStore, step: int, changes: dict[str, object], is_on_disk: bool | None
 ) -> None:
-    one = held(store, 2)
-    (store.path(2) / MANIFEST_NAME).write_bytes(b"damaged")
-    assert MemorySource(store, [one]).steps() == []
-
-
-def test_a_part_is_never_a_checkpoint_by_itself(store: CheckpointStore) -> None:
-    one = held(store, 2, is_whole=False, is_durable=False)
-    removed(store, 2)
-    assert MemorySource(store, [one]).steps() == []
+    one = held(store, step, **changes)
+    if is_on_disk is None:
+        (store.path(step) / MANIFEST_NAME).write_bytes(b"damaged")
+    elif not is_on_disk:
+        removed(store, step)
+    source = MemorySource(store, [one])
+    assert source.steps() == []
+    with pytest.raises(NoCheckpointError):
+        source.record(3)
 
 
 def test_files_that_nobody_here_holds_are_read_from_the_directory(store: CheckpointStore) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call  # type: ignore[attr-defined]
 
 import checkfreq
 from checkfreq import CFCheckpoint, CFManager, CFMode
@@ -122,53 +121,35 @@ def test_an_odd_tensor_in_a_dict_comes_back_whether_one_is_there_or_not(
     used = {"odd": make(1), "in": [make(1), {"deep": (make(2),)}]}
     there = used["odd"]
 
-    for live in (fresh, used):
-        restore(CFCheckpoint(d=live), take(CFCheckpoint(d=original)))
+    with torch.device("meta"):  # a default device does not matter
+        for live in (fresh, used):
+            restore(CFCheckpoint(d=live), take(CFCheckpoint(d=original)))
 
-    assert odd_bits(fresh) == odd_bits(original)
-    assert odd_bits(used) == odd_bits(original)
+    assert odd_bits(fresh) == odd_bits(used) == odd_bits(original)
     assert used["odd"] is there
 
 
 @odd_tensors
-def test_a_default_device_does_not_matter(make: Callable[[int], Tensor]) -> None:
-    original, live = {"odd": make(1)}, {"odd": make(2)}
-    fresh: dict[str, Any] = {}
-    with torch.device("meta"):
-        for one in (fresh, live):
-            restore(CFCheckpoint(d=one), take(CFCheckpoint(d=original)))
-    assert odd_bits(fresh) == odd_bits(live) == odd_bits(original)
-
-
-@odd_tensors
-def test_an_odd_buffer_is_restored_into_the_live_one(make: Callable[[int], Tensor]) -> None:
-    def model(seed: int) -> nn.Module:
-        made = nn.Linear(2, 2)
-        made.register_buffer("odd", make(seed))
-        return made
-
-    first, second = model(2), model(2 if "jagged" in make.__name__ else 1)
-    buffer = second.odd
-    restore(CFCheckpoint(model=second), take(CFCheckpoint(model=first)))
-    assert odd_bits(second.state_dict()) == odd_bits(first.state_dict())
-    assert second.odd is buffer
-
-
-@odd_tensors
-def test_an_odd_tensor_in_the_state_of_an_optimizer_comes_back(
+def test_an_odd_buffer_and_the_odd_state_of_an_optimizer_come_back(
     make: Callable[[int], Tensor],
 ) -> None:
-    def optimizer(seed: int) -> torch.optim.Optimizer:
-        parameter = nn.Parameter(torch.ones(2))
-        made = torch.optim.SGD([parameter], lr=0.1)
+    def objects(seed: int) -> dict[str, Any]:
+        model = nn.Linear(2, 2)
+        model.register_buffer("odd", make(2 if "jagged" in make.__name__ else max(seed, 1)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         if seed:
-            made.state[parameter] = {"flat": make(seed), "step": torch.tensor(float(seed))}
-        return made
+            flat = {"flat": make(seed), "step": torch.tensor(float(seed))}
+            optimizer.state[model.weight] = flat
+        return {"model": model, "optimizer": optimizer}
 
+    saved = objects(2)
     for seed in (0, 1):
-        live = optimizer(seed)
-        restore(CFCheckpoint(optimizer=live), take(CFCheckpoint(optimizer=optimizer(2))))
-        assert odd_bits(live.state_dict()) == odd_bits(optimizer(2).state_dict())
+        live = objects(seed)
+        buffer = live["model"].odd
+        restore(CFCheckpoint(**live), take(CFCheckpoint(**saved)))
+        for name, one in live.items():
+            assert odd_bits(one.state_dict()) == odd_bits(saved[name].state_dict())
+        assert live["model"].odd is buffer
 
 
 def test_what_is_written_to_disk_is_verified_loaded_and_of_version_3(tmp_path: Path) -> None:
@@ -234,7 +215,6 @@ class TestForgedRecords:
         ("name", "change"),
         [
             ("COO", {"shape": [1, 1]}),
-            ("COO", {"shape": [2, 2, 2]}),
             ("COO", {"parts": ["indices"]}),
             ("COO", {"kind": "dense"}),
             ("COO", {"coalesced": "yes"}),
@@ -243,7 +223,6 @@ class TestForgedRecords:
             ("per channel", {"axis": 7}),
             ("per channel", {"axis": 1}),
             ("qint8", {"shape": [4, 7]}),
-            ("qint8", {"dtype": "qint32"}),
             ("qint8", {"scale": "large"}),
             ("jagged", {"ragged_dim": 9}),
             ("jagged", {"sequence_lengths": [1]}),
@@ -356,19 +335,6 @@ class TestLists:
         now = live[1], live[2]["loss"], live[3]
         assert all(a is b for a, b in zip(now, (inner, losses, tensor), strict=True))
 
-    @pytest.mark.parametrize("live", [[], [1, 2, 3, 4, 5]])
-    def test_its_length_is_the_saved_one(self, live: list[int]) -> None:
-        restore(CFCheckpoint(history=live), take(CFCheckpoint(history=[7, 8])))
-        assert live == [7, 8]
-
-    def test_a_subclass_keeps_its_class(self) -> None:
-        class Log(list[int]):
-            pass
-
-        live = Log([3])
-        restore(CFCheckpoint(history=live), take(CFCheckpoint(history=[7])))
-        assert (type(live), live) == (Log, [7])
-
     def test_a_list_of_objects_and_a_tuple_are_refused_with_what_to_do(self) -> None:
         optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
         with pytest.raises(StateError, match=r"item 1 of the list .*CFCheckpoint\(all_1=...\)"):
@@ -376,53 +342,9 @@ class TestLists:
         with pytest.raises(StateError, match="a builtins.tuple has no state .* dict or list"):
             CFCheckpoint(history=(1, 2))
 
-    def test_a_dict_is_not_loaded_into_a_list(self) -> None:
-        with pytest.raises(MismatchError, match="holds a dict, live is a list"):
-            plan(CFCheckpoint(x=[]), take(CFCheckpoint(x={})))
-
-
-Tracked = dict[str, Any]
-
-
-def gone_on(run: Callable[[int], tuple[Tracked, Callable[[], None]]]) -> tuple[Tracked, Tracked]:
-    """What two steps leave of a run, and a step of another one after its first was restored."""
-    first, step = run(1)
-    step()
-    shot = take(CFCheckpoint(**first))
-    step()
-    second, step = run(2)
-    restore(CFCheckpoint(**second), shot)
-    step()
-    return first, second
-
 
 class TestNestedContainers:
     """Whoever holds on to what is inside sees the restored values."""
-
-    def test_parameters_of_torch_func_go_on_with_their_optimizer(self) -> None:
-        def run(seed: int) -> tuple[dict[str, Any], Callable[[], None]]:
-            torch.manual_seed(seed)
-            model = nn.Linear(3, 2)
-            state = {
-                "params": {
-                    n: p.detach().clone().requires_grad_() for n, p in model.named_parameters()
-                },
-                "layers": [[torch.randn(2, requires_grad=True)]],
-            }
-            leaves = [*state["params"].values(), state["layers"][0][0]]  # type: ignore[index, attr-defined]
-            optimizer = torch.optim.AdamW(leaves, lr=0.1)
-
-            def step() -> None:
-                optimizer.zero_grad()
-                out = functional_call(model, state["params"], torch.ones(4, 3))
-                (out * state["layers"][0][0]).square().sum().backward()  # type: ignore[index]
-                optimizer.step()
-
-            return {"params": state, "optimizer": optimizer}, step
-
-        first, second = gone_on(run)
-        assert bits(second["params"]) == bits(first["params"])
-        assert bits(second["optimizer"].state_dict()) == bits(first["optimizer"].state_dict())
 
     def test_a_container_that_is_there_twice_takes_one_content(self) -> None:
         shared: dict[str, int] = {}
@@ -437,45 +359,6 @@ class TestNestedContainers:
         assert bits(live) == bits(original)
         assert [type(one) for one in live.values()] == [OrderedDict, defaultdict, list]
         assert live["b"].default_factory is list  # type: ignore[union-attr]
-
-    def test_state_of_an_optimizer_like_shampoo_stays_where_it_is(self) -> None:
-        class Blocked(torch.optim.Optimizer):
-            """Keeps lists of the tensors in its state, which it steps with."""
-
-            def __init__(self, parameters: Any) -> None:
-                super().__init__(parameters, {"lr": 0.1})
-                self.factors: list[Tensor] = []
-                for group in self.param_groups:
-                    for p in group["params"]:
-                        blocks = {"block_0": {"factors": [torch.eye(n) for n in p.shape]}}
-                        self.state[p] = {"step": torch.tensor(0.0), "shampoo": blocks, 0: None}
-                        self.factors += blocks["block_0"]["factors"]
-
-            def step(self, closure: Any = None) -> None:  # type: ignore[override]
-                factors = iter(self.factors)
-                for group in self.param_groups:
-                    for p in group["params"]:
-                        left, right = next(factors), next(factors)
-                        left += p.grad @ p.grad.t()
-                        right += p.grad.t() @ p.grad
-                        p.data -= group["lr"] * left @ p.grad @ right
-                        self.state[p]["step"] += 1
-
-        def run(seed: int) -> tuple[dict[str, Any], Callable[[], None]]:
-            torch.manual_seed(seed)
-            model = nn.Linear(3, 2, bias=False)
-            optimizer = Blocked(model.parameters())
-
-            def step() -> None:
-                model.zero_grad()
-                model(torch.ones(1, 3)).sigmoid().sum().backward()
-                optimizer.step()
-
-            return {"model": model, "optimizer": optimizer}, step
-
-        first, second = gone_on(run)
-        for name in first:
-            assert bits(second[name].state_dict()) == bits(first[name].state_dict())
 
 
 def test_a_manifest_without_odd_state_keeps_the_version_that_older_readers_know() -> None:

@@ -6,6 +6,7 @@ and trained for a different number of steps, is restored and goes on too.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +14,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.optim import lr_scheduler as lrs
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
 from checkfreq.state.checkpoint import CFCheckpoint
-from tests.state.support import restore, state_bits, take
+from tests.state.support import plan, restore, state_bits, take
 
 
 class Run:
@@ -70,36 +70,21 @@ def check(make: Callable[[], Run], *, before: int = 3, after: int = 3, stray: in
 
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.05),
     "SGD momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
     "AdamW fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
     "AdamW tensor lr": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01)),
-    "Adamax": lambda p: torch.optim.Adamax(p),
-    "NAdam": lambda p: torch.optim.NAdam(p),
-    "RAdam": lambda p: torch.optim.RAdam(p),
     "Adagrad": lambda p: torch.optim.Adagrad(p),
-    "Adadelta": lambda p: torch.optim.Adadelta(p),
-    "Adafactor": lambda p: torch.optim.Adafactor(p),
     "ASGD": lambda p: torch.optim.ASGD(p),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, momentum=0.9, centered=True),
-    "Rprop": lambda p: torch.optim.Rprop(p),
     "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3, history_size=4),
     "LBFGS wolfe": lambda p: torch.optim.LBFGS(p, max_iter=3, line_search_fn="strong_wolfe"),
 }
 
 
-@pytest.mark.parametrize("stray", [0, 5], ids=["fresh", "used"])
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-def test_optimizer_continues_with_the_same_bits(make: Callable[[Any], Any], stray: int) -> None:
-    check(lambda: supervised(make), stray=stray)
-
-
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-def test_state_saved_before_the_first_step_removes_that_of_a_used_optimizer(
-    make: Callable[[Any], Any],
-) -> None:
-    check(lambda: supervised(make), before=0)
+def test_optimizer_continues_with_the_same_bits(make: Callable[[Any], Any]) -> None:
+    for before, stray in ((3, 0), (3, 5), (0, 5)):  # fresh, used, and saved before its first step
+        check(lambda: supervised(make), before=before, stray=stray)
 
 
 class Decay:
@@ -176,31 +161,10 @@ def test_plateau_scheduler_that_never_stepped_holds_infinity() -> None:
     check(run)
 
 
-@pytest.mark.parametrize("before", [0, 3])
-@pytest.mark.parametrize("stray", [0, 5])
-def test_grad_scaler_continues_used_or_not(before: int, stray: int) -> None:
+def test_averaged_model_continues() -> None:
     def run() -> Run:
         model = small_net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
-
-        def step() -> None:
-            loss = model(torch.randn(8, 4)).square().mean()
-            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-
-        return Run(step, model=model, optimizer=optimizer, scaler=scaler)
-
-    check(run, before=before, stray=stray)
-
-
-@pytest.mark.parametrize("average", [None, get_ema_multi_avg_fn(0.9)], ids=["swa", "ema"])
-def test_averaged_model_continues(average: Any) -> None:
-    def run() -> Run:
-        model = small_net()
-        ema = AveragedModel(model, multi_avg_fn=average, use_buffers=True)
+        ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         def step() -> None:
@@ -209,22 +173,6 @@ def test_averaged_model_continues(average: Any) -> None:
             ema.update_parameters(model)  # type: ignore[no-untyped-call]
 
         return Run(step, model=model, ema=ema, optimizer=optimizer)
-
-    check(run)
-
-
-def test_gan_with_two_optimizers_continues() -> None:
-    def run() -> Run:
-        generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
-        first = torch.optim.Adam(generator.parameters())
-        second = torch.optim.RMSprop(critic.parameters())
-
-        def step() -> None:
-            backward(nn.Sequential(generator, critic))
-            first.step()
-            second.step()
-
-        return Run(step, generator=generator, critic=critic, g_opt=first, c_opt=second)
 
     check(run)
 
@@ -240,14 +188,6 @@ def with_adamw(model: nn.Module, forward: Callable[[], Tensor]) -> Run:
     return Run(step, model=model, optimizer=optimizer)
 
 
-def test_max_norm_embedding_continues() -> None:
-    def run() -> Run:
-        model = nn.Embedding(10, 4, max_norm=0.5)
-        return with_adamw(model, lambda: model(torch.randint(10, (6,))))
-
-    check(run)
-
-
 def test_channels_last_model_continues_and_stays_channels_last() -> None:
     def run() -> Run:
         model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
@@ -255,92 +195,12 @@ def test_channels_last_model_continues_and_stays_channels_last() -> None:
         return with_adamw(model, lambda: model(torch.randn(2, 3, 5, 5)))
 
     check(run)
-    shot = take(run().chk)
-    fresh = run()
-    restore(fresh.chk, shot)
+    trained, fresh = run(), run()
+    trained.step()
+    restore(fresh.chk, take(trained.chk))
     weight = fresh.chk.tracked["model"][0].weight
     assert weight.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_lazily_created_state_has_the_strides_of_its_parameter() -> None:
-    def run() -> Run:
-        model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return with_adamw(model, lambda: model(torch.randn(2, 3, 5, 5)))
-
-    trained = run()
-    trained.step()
-    fresh = run()
-    restore(fresh.chk, take(trained.chk))
-    optimizer = fresh.chk.optimizers["optimizer"]
-    weight = fresh.chk.tracked["model"].weight
-    assert optimizer.state[weight]["exp_avg"].stride() == weight.stride()
-
-
-class MasterSGD(torch.optim.Optimizer):
-    """bf16 parameters with an fp32 master copy in the state."""
-
-    def __init__(self, parameters: Any, lr: float) -> None:
-        super().__init__(parameters, {"lr": lr})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                if not state:
-                    state["master"] = parameter.float()
-                    state["steps"] = 0
-                state["steps"] += 1
-                state["master"].sub_(parameter.grad.float(), alpha=group["lr"])
-                parameter.copy_(state["master"])
-
-
-@pytest.mark.parametrize("stray", [0, 5])
-def test_bf16_parameters_keep_their_fp32_optimizer_state(stray: int) -> None:
-    def run() -> Run:
-        model = nn.Linear(4, 4).bfloat16()
-        optimizer = MasterSGD(model.parameters(), lr=1e-4)
-
-        def step() -> None:
-            optimizer.zero_grad()
-            loss = model(torch.randn(8, 4, dtype=torch.bfloat16)).float().square().mean()
-            loss.backward()
-            optimizer.step()
-
-        return Run(step, model=model, optimizer=optimizer)
-
-    check(run, stray=stray)
-
-
-def test_complex_parameters_continue() -> None:
-    def run() -> Run:
-        model = nn.Linear(3, 3, dtype=torch.complex128)
-        return with_adamw(model, lambda: model(torch.randn(2, 3, dtype=torch.complex128)))
-
-    check(run)
-
-
-class TinyLanguageModel(nn.Module):
-    """Output weights tied to the embedding, one frozen layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(12, 4)
-        self.frozen = nn.Linear(4, 4).requires_grad_(False)
-        self.head = nn.Linear(4, 12, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        out: Tensor = self.head(functional.dropout(self.frozen(self.embed(tokens)), 0.1))
-        return out
-
-
-def test_tied_and_frozen_weights_continue() -> None:
-    def run() -> Run:
-        model = TinyLanguageModel()
-        return with_adamw(model, lambda: model(torch.randint(12, (3, 5))))
-
-    check(run)
+    assert fresh.chk.optimizers["optimizer"].state[weight]["exp_avg"].stride() == weight.stride()
 
 
 def test_a_checkpoint_moves_between_compiled_and_bare_models() -> None:
@@ -388,9 +248,7 @@ def test_arrays_and_odd_tensors_in_dicts_come_back() -> None:
         assert type(live[key]) is type(original[key])
 
 
-def test_random_generators_continue_where_they_stopped() -> None:
-    import random
-
+def test_random_generators_continue_where_they_stopped_once_they_are_applied() -> None:
     def draw() -> list[float]:
         values = [random.gauss(0, 1), random.random(), float(np.random.randn())]
         return [*values, float(torch.randn(())), *torch.rand(3).tolist()]
@@ -398,19 +256,9 @@ def test_random_generators_continue_where_they_stopped() -> None:
     draw()
     shot = take(CFCheckpoint())
     expected = draw()
-    draw()
-    restore(CFCheckpoint(), shot)
-    assert draw() == expected
-
-
-def test_generators_wait_for_apply_rng() -> None:
-    from tests.state.support import plan
-
-    shot = take(CFCheckpoint())
-    expected = torch.rand(3)
     restored = plan(CFCheckpoint(), shot)
     restored.apply()
     shot.overwrite()
-    assert not torch.equal(torch.rand(3), expected)
+    assert draw() != expected
     restored.apply_rng()
-    assert torch.equal(torch.rand(3), expected)
+    assert draw() == expected

@@ -133,26 +133,20 @@ def alone(root: Path) -> int:
     return len(one.ops.reads)
 
 
-@pytest.mark.parametrize("num_threads", [1, 4])
-@pytest.mark.parametrize("num_members", [2, 3, 4])
+@pytest.mark.parametrize(
+    ("num_members", "num_threads", "num_slots"),
+    [(2, 1, None), (3, 4, None), (3, 3, 3), (4, 4, None)],
+)
 def test_each_piece_is_read_by_one_member_and_all_members_get_all_bytes(
-    root: Path, num_members: int, num_threads: int
+    root: Path, num_members: int, num_threads: int, num_slots: int | None
 ) -> None:
-    with sharing(num_members) as shared:
+    with sharing(num_members, num_slots=num_slots) as shared:
         members = [Member(root, one) for one in shared]
         assert read_together(members, num_threads=num_threads) == [None] * num_members
     assert all(one.has_all for one in members)
     assert sum(num_reads(members).values()) == alone(root)
     reads = [len(one.ops.reads) for one in members]
     assert max(reads) - min(reads) <= 1
-
-
-def test_a_ring_with_one_slot_for_each_member_is_enough(root: Path) -> None:
-    with sharing(3, num_slots=3) as shared:
-        members = [Member(root, one) for one in shared]
-        assert read_together(members) == [None] * 3
-    assert all(one.has_all for one in members)
-    assert sum(num_reads(members).values()) == alone(root)
 
 
 def test_rounds_and_stages_follow_one_another(root: Path) -> None:
@@ -202,18 +196,13 @@ def test_a_member_that_passes_a_stage_without_reading_keeps_no_other(root: Path)
         with shared[1].stage():
             pass
         assert read_together([reader]) == [None]
+        assert len(reader.ops.reads) == alone(root)
+        reader.stream()  # outside of a stage each reads for itself
     assert reader.has_all
-    assert len(reader.ops.reads) == alone(root)
+    assert len(reader.ops.reads) == 2 * alone(root)
 
 
-def test_outside_of_a_stage_each_reads_for_itself(root: Path) -> None:
-    with sharing(2) as shared:
-        reader = Member(root, shared[0])
-        reader.stream()
-    assert reader.has_all
-
-
-@pytest.mark.parametrize("fatal", range(0, 100, 9))
+@pytest.mark.parametrize("fatal", [0, 1, 9, 40, 90])
 def test_when_one_member_fails_at_any_read_the_others_get_all_bytes_nonetheless(
     root: Path, fatal: int
 ) -> None:
@@ -223,7 +212,7 @@ def test_when_one_member_fails_at_any_read_the_others_get_all_bytes_nonetheless(
 
     with sharing(3) as shared:
         members = [
-            Member(root, one, disturb=fail if n == 1 else pass_by) for n, one in enumerate(shared)
+            Member(root, shared[n], **({"disturb": fail} if n == 1 else {})) for n in range(3)
         ]
         first, failed, last = read_together(members)
     assert (first, last) == (None, None)
@@ -232,13 +221,9 @@ def test_when_one_member_fails_at_any_read_the_others_get_all_bytes_nonetheless(
     assert isinstance(failed, OSError) or members[1].has_all
 
 
-def pass_by(number: int) -> None:
-    """Disturbs nothing."""
-
-
 def test_damage_is_found_by_every_member_whoever_read_it(root: Path) -> None:
     file = manifest(root).files[0]
-    for tensor in file.tensors[:4]:
+    for tensor in file.tensors[:2]:
         store = CheckpointStore(root)
         damage(store, 1, file.name, tensor.offset)
         with sharing(2) as shared:

@@ -40,7 +40,7 @@ die()
 """
 
 
-@pytest.fixture(params=["child", "PID 1"])
+@pytest.fixture(params=["child", pytest.param("PID 1", marks=pytest.mark.more)])
 def wrapper(request: pytest.FixtureRequest) -> tuple[str, ...]:
     if request.param == "child":
         return ()

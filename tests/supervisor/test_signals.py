@@ -41,22 +41,17 @@ def listening(*numbers: signal.Signals, status: int = 1) -> str:
 def test_a_signal_to_end_is_passed_on_and_is_the_end(
     tmp_path: Path, number: signal.Signals
 ) -> None:
+    program = "note('ready'); signal.pause()"  # one dies of it, the others end by themselves
     run = Supervised(
         tmp_path,
-        listening(number, status=9),
+        program if number is signal.SIGTERM else listening(number, status=9),
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # as outside nohup
     )
     run.wait_for("ready")
     run.send(number)
-    assert run.end() == (9, [f"told to stop by {number.name}: exit status 9"])
-    assert run.notes() == ["run", "ready", number.name]
-
-
-def test_a_script_that_dies_of_sigterm_ends_with_the_status_of_a_shell(tmp_path: Path) -> None:
-    run = Supervised(tmp_path, "note('ready'); signal.pause()")
-    run.wait_for("ready")
-    run.send(signal.SIGTERM)
-    assert run.end() == (143, ["told to stop by SIGTERM: exit by SIGTERM"])
+    how = (143, "exit by SIGTERM") if number is signal.SIGTERM else (9, "exit status 9")
+    assert run.end() == (how[0], [f"told to stop by {number.name}: {how[1]}"])
+    assert run.notes()[2:] == ([] if number is signal.SIGTERM else [number.name])
 
 
 def test_a_second_sigterm_ends_a_script_that_hangs(tmp_path: Path) -> None:
@@ -77,26 +72,24 @@ def test_a_second_sigterm_ends_a_script_that_hangs(tmp_path: Path) -> None:
 
 def test_other_signals_are_passed_on_and_end_nothing(tmp_path: Path) -> None:
     program = listening(signal.SIGUSR1, signal.SIGUSR2)
-    run = Supervised(tmp_path, "count == 2 and sys.exit(0)\n" + program)
+    second = "if count == 2:\n    note('second')\n    signal.pause()\n"
+    run = Supervised(tmp_path, second + program)
     run.wait_for("ready")
     run.send(signal.SIGUSR1)
     run.wait_for("SIGUSR1")
     run.send(signal.SIGUSR2)
-    assert run.end() == (0, ["restart 1 after exit status 1", "finished: exit status 0"])
-
-
-def test_a_script_that_dies_of_a_signal_that_was_passed_on_is_not_started_again(
-    tmp_path: Path,
-) -> None:
-    run = Supervised(tmp_path, "note('ready'); signal.pause()")
-    run.wait_for("ready")
-    run.send(signal.SIGUSR1)
+    run.wait_for("run", times=2)
+    run.wait_for("second")
+    run.send(signal.SIGUSR1)  # which it dies of now
     status, said = run.end()
     assert status == 128 + signal.SIGUSR1
-    assert said == ["ended by the SIGUSR1 that was passed on: exit by SIGUSR1"]
+    assert said[0] == "restart 1 after exit status 1"
+    assert said[-1] == "ended by the SIGUSR1 that was passed on: exit by SIGUSR1"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.more)]
+)
 def test_a_signal_in_the_pause_ends_it_as_one_before_the_first_boundary_does(
     tmp_path: Path, number: signal.Signals
 ) -> None:

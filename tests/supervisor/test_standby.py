@@ -7,7 +7,6 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +32,7 @@ def await_standby():
 is_from_standby = MARK in Path("/proc/self/cmdline").read_bytes()
 """
 
-FACTS = (
-    AWAIT
-    + """
+FACTS = """
 import json, multiprocessing, pickle, threading
 
 class Thing:
@@ -82,7 +79,10 @@ if __name__ == "__main__":
         await_standby()
         sys.exit(7)
 """
-)
+
+
+def with_standby(folder: Path, program: str, *options: str, **settings: Any) -> Supervised:
+    return Supervised(folder, AWAIT + program, "--standby", *options, **settings)
 
 
 def two_starts(run: Supervised) -> list[Any]:
@@ -105,7 +105,7 @@ def two_starts(run: Supervised) -> list[Any]:
 def test_a_script_finds_everything_as_after_a_new_start(
     tmp_path: Path, python: tuple[str, ...]
 ) -> None:
-    run = Supervised(tmp_path, FACTS, "--standby", python=python, arguments=["--lr", "0.1"])
+    run = with_standby(tmp_path, FACTS, python=python, arguments=["--lr", "0.1"])
     first, second = two_starts(run)
     assert second == first
 
@@ -114,78 +114,64 @@ def test_so_does_a_module(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "package" / "train.py").symlink_to(tmp_path / "script.py")
-    run = Supervised(
-        tmp_path,
-        FACTS,
-        "--standby",
-        python=("-m",),
-        named="package.train",
-        arguments=["one"],
-        cwd=tmp_path,
-    )
-    first, second = two_starts(run)
+    how: dict[str, Any] = {"python": ("-m",), "named": "package.train", "arguments": ["one"]}
+    first, second = two_starts(with_standby(tmp_path, FACTS, cwd=tmp_path, **how))
     assert second == first
 
 
+@pytest.mark.more
 def test_so_does_a_script_behind_a_link_in_another_directory(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "linked.py").symlink_to(tmp_path / "script.py")
-    run = Supervised(tmp_path, FACTS, "--standby", named="linked.py", cwd=tmp_path / "elsewhere")
+    run = with_standby(tmp_path, FACTS, named="linked.py", cwd=tmp_path / "elsewhere")
     first, second = two_starts(run)
     assert second == first
 
 
-def test_an_exception_is_shown_as_after_a_new_start(tmp_path: Path) -> None:
-    program = AWAIT + "count == 1 and await_standby()\ndef fail():\n    raise ValueError(7)\nfail()"
-    run = Supervised(tmp_path, program, "--standby", "--max-restarts=1")
+#: What the script becomes before the standby does, the status of that, and what is shown.
+SPOILT = {
+    "an exception": ("def fail():\n    raise ValueError(7)\nfail()", 1, "ValueError: 7"),
+    "a syntax error": ("x = =", 1, "SyntaxError: invalid syntax"),
+    "no file": (None, 2, "can't open file"),
+}
+
+
+@pytest.mark.parametrize(
+    "what", ["an exception", *(pytest.param(w, marks=pytest.mark.more) for w in [*SPOILT][1:])]
+)
+def test_what_fails_is_shown_as_after_a_new_start(tmp_path: Path, what: str) -> None:
+    text, expected, words = SPOILT[what]
+    program = f"await_standby()\nif {text!r} is None:\n    os.unlink(__file__)\n"
+    program += f"else:\n    Path(__file__).write_text({text!r})\nsys.exit(7)"
+    run = with_standby(tmp_path, program, "--max-restarts=1")
     status, _ = run.end()
-    traces = run.errors.split("Traceback")[1:]
-    ours = [trace.partition("checkfreq run")[0] for trace in traces]
-    assert status == 1
-    assert len(ours) == 2
-    assert ours[0] == ours[1]
+    assert status == expected, run.errors
+    assert words in run.errors
+    assert "becoming" not in run.errors  # no frame of ours
 
 
-def test_exit_statuses_and_signals_are_the_scripts(tmp_path: Path) -> None:
-    program = (
-        AWAIT
-        + """
-count == 1 and await_standby()
-note(f"standby {is_from_standby}")
-sys.exit(75) if count == 2 else die(signal.SIGSEGV)
-"""
-    )
-    run = Supervised(tmp_path, program, "--standby")
-    status, said = run.end()
-    assert status == 75
-    assert run.notes()[-1] == "standby True"
-    assert said[0].startswith("restart 1 after exit by SIGSEGV")
-
-
-def test_the_text_that_runs_is_that_of_the_start(tmp_path: Path) -> None:
-    program = (
-        AWAIT
-        + """
+def test_text_exit_status_and_signals_are_those_of_the_script(tmp_path: Path) -> None:
+    program = """
 if count == 1:
     await_standby()
     text = Path(__file__).read_text()
     Path(__file__).write_text(text.replace("first text", "second text"))
-note("first text")
-sys.exit(count == 1)
+note(f"first text, standby {is_from_standby}")
+sys.exit(75) if count == 2 else die(signal.SIGSEGV)
 """
-    )
-    run = Supervised(tmp_path, program, "--standby")
-    run.end()
-    assert run.notes() == ["run", "first text", "run", "second text"]
+    run = with_standby(tmp_path, program)
+    status, said = run.end()
+    assert status == 75
+    assert run.notes()[1::2] == ["first text, standby False", "second text, standby True"]
+    assert said[0].startswith("restart 1 after exit by SIGSEGV")
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("name", ["pkgutil.py", "pkgutil/__init__.py"])
 def test_a_module_beside_the_script_hides_others_as_after_a_new_start(
     tmp_path: Path, name: str
 ) -> None:
-    program = (
-        AWAIT
-        + f"""
+    program = f"""
 import pkgutil
 if count == 1:
     await_standby()
@@ -195,38 +181,10 @@ if count == 1:
     sys.exit(7)
 note(f"standby {{is_from_standby}} {{pkgutil.is_ours}}")
 """
-    )
-    run = Supervised(tmp_path, program, "--standby")
+    run = with_standby(tmp_path, program)
     status, _ = run.end()
     assert status == 0, run.errors
     assert run.notes()[-1] == "standby False True"
-
-
-def test_a_script_that_cannot_be_read_fails_as_after_a_new_start(tmp_path: Path) -> None:
-    program = AWAIT + "await_standby(); os.unlink(__file__); sys.exit(7)"
-    run = Supervised(tmp_path, program, "--standby", "--max-restarts=1")
-    status, _ = run.end()
-    assert status == 2
-    assert "can't open file" in run.errors
-
-
-def test_a_syntax_error_is_shown_as_after_a_new_start(tmp_path: Path) -> None:
-    program = AWAIT + "await_standby(); Path(__file__).write_text('x = ='); sys.exit(7)"
-    run = Supervised(tmp_path, program, "--standby", "--max-restarts=1")
-    status, _ = run.end()
-    assert status == 1
-    assert "becoming" not in run.errors
-    assert "SyntaxError: invalid syntax" in run.errors
-
-
-def test_a_standby_runs_nothing_of_the_script_before_its_turn(tmp_path: Path) -> None:
-    run = Supervised(
-        tmp_path, AWAIT + "await_standby(); note('ready'); signal.pause()", "--standby"
-    )
-    run.wait_for("ready")
-    run.send(signal.SIGTERM)
-    assert run.end() == (143, ["told to stop by SIGTERM: exit by SIGTERM at step 1"])
-    assert run.notes() == ["run", "ready"]
 
 
 def children(pid: int) -> list[int]:
@@ -245,11 +203,14 @@ def waiting(run: Supervised) -> int:
     return standby
 
 
-def test_a_standby_ends_with_the_supervisor(tmp_path: Path) -> None:
-    program = AWAIT + "await_standby(); note('ready'); note(f'pid {os.getpid()}'); signal.pause()"
-    run = Supervised(tmp_path, program, "--standby")
+def test_a_standby_runs_nothing_before_its_turn_and_ends_with_the_supervisor(
+    tmp_path: Path,
+) -> None:
+    program = "await_standby(); note('ready'); note(f'pid {os.getpid()}'); signal.pause()"
+    run = with_standby(tmp_path, program)
     standby = waiting(run)
     run.wait_until(lambda: len(run.notes()) == 3, "no process id")
+    assert run.notes()[:2] == ["run", "ready"]  # it runs nothing of the script before its turn
     watched = os.pidfd_open(standby)
     run.process.kill()
     run.process.wait()
@@ -260,9 +221,7 @@ def test_a_standby_ends_with_the_supervisor(tmp_path: Path) -> None:
 
 
 def test_signals_to_the_whole_group_leave_a_standby_alone(tmp_path: Path) -> None:
-    program = (
-        AWAIT
-        + """
+    program = """
 signal.signal(signal.SIGUSR1, lambda *_: note("SIGUSR1"))
 if count == 1:
     await_standby()
@@ -274,8 +233,7 @@ if count == 1:
 note(f"standby {is_from_standby}")
 sys.exit(count == 1)
 """
-    )
-    run = Supervised(tmp_path, program, "--standby", process_group=0)
+    run = with_standby(tmp_path, program, process_group=0)
     waiting(run)
     os.killpg(run.process.pid, signal.SIGUSR1)
     assert run.end()[0] == 0
@@ -283,9 +241,7 @@ sys.exit(count == 1)
 
 
 def test_a_standby_that_is_killed_is_said_once_and_not_missed(tmp_path: Path) -> None:
-    program = (
-        AWAIT
-        + """
+    program = """
 if count == 1:
     await_standby()
     note("ready")
@@ -293,8 +249,7 @@ if count == 1:
         time.sleep(0.01)
 sys.exit(count < 3)
 """
-    )
-    run = Supervised(tmp_path, program, "--standby")
+    run = with_standby(tmp_path, program)
     os.kill(waiting(run), signal.SIGKILL)
     status, said = run.end()
     assert status == 0
@@ -304,16 +259,13 @@ sys.exit(count < 3)
 
 @pytest.mark.more
 def test_what_cannot_be_imported_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
-    program = (
-        AWAIT
-        + """
+    program = """
 if count == 1:
     await_standby()
     note("ready")
     signal.pause()
 """
-    )
-    run = Supervised(tmp_path, program, "--standby", "--standby-import", "no_such_module")
+    run = with_standby(tmp_path, program, "--standby-import", "no_such_module")
     waiting(run)
     assert run.process.stderr is not None
     assert "the standby cannot import no_such_module" in run.process.stderr.readline()
@@ -336,20 +288,19 @@ def with_last_import(folder: Path, program: str) -> Supervised:
     """Runs a program with a standby that imports `LAST` after all else."""
     (folder / "last_import.py").write_text(LAST)
     options = ("--standby", "--standby-import", "last_import")
-    return Supervised(folder, program, *options, wrapper=("env", f"PYTHONPATH={ROOT}:{folder}"))
+    return Supervised(
+        folder, AWAIT + program, *options, wrapper=("env", f"PYTHONPATH={ROOT}:{folder}")
+    )
 
 
 @pytest.mark.more
 def test_a_signal_while_a_standby_imports_ends_both(tmp_path: Path) -> None:
-    program = (
-        AWAIT
-        + """
+    program = """
 await_standby()
 while not (here / "importing").exists():
     time.sleep(0.01)
 sys.exit(7)
 """
-    )
     (tmp_path / "hold").touch()
     run = with_last_import(tmp_path, program)
     run.wait_until(lambda: (tmp_path / "importing").exists(), "no import")
@@ -362,9 +313,7 @@ sys.exit(7)
     os.close(watched)
 
 
-TORCH = (
-    AWAIT
-    + """
+TORCH = """
 import json
 if count == 1 and __name__ == "__main__":
     await_standby()
@@ -394,7 +343,6 @@ if __name__ == "__main__":
     (here / f"facts-{count}").write_text(json.dumps([was_there, found]))
     sys.exit(count == 1)
 """
-)
 
 
 @pytest.mark.more
@@ -404,15 +352,8 @@ def test_torch_is_imported_and_nothing_of_it_initialised(tmp_path: Path) -> None
     assert first["device"] is False
 
 
-@pytest.mark.parametrize(
-    "command",
-    [["true"], [sys.executable, "-c", "pass"], [sys.executable, "-ic", ""], [sys.executable]],
-)
-def test_a_command_that_no_standby_can_become_runs_without(
-    tmp_path: Path, command: list[str]
-) -> None:
-    done = subprocess.run(
-        [*RUN, "--standby", "--", *command], capture_output=True, text=True, input=""
-    )
+def test_a_command_that_no_standby_can_become_runs_without() -> None:
+    command = [*RUN, "--standby", "--", "true"]
+    done = subprocess.run(command, capture_output=True, text=True, input="")
     assert done.returncode == 0
     assert done.stderr.count("no standby: ") == 1
