@@ -172,11 +172,30 @@ def test_boundaries_of_ranks_print_a_line_for_each_number_of_them(tmp_path: Path
     assert {"share", "median_us", "checkpoints"} <= line.keys()
 
 
-def test_the_simulations_print_a_line_for_each_scenario(tmp_path: Path) -> None:
-    small = ("--seeds", "1", "--failures", "20")
-    lines = run_forked("simulate", *small, output=tmp_path / "stdout")
-    arms = {line["arm"] for line in lines}
-    assert {"closed form", "3-minute stall every 18 minutes", "bursty"} <= arms
+@pytest.mark.parametrize(
+    ("name", "arguments", "arms"),
+    [
+        (
+            "simulate",
+            ["--seeds", "1", "--failures", "20"],
+            {"closed form", "3-minute stall every 18 minutes", "bursty"},
+        ),
+        (
+            "interval",
+            [
+                *("--seeds", "1", "--iterations", "300"),
+                *("--cached-seeds", "2", "--cached-iterations", "120"),
+            ],
+            {"neighbours"},
+        ),
+        ("traces", ["replay", "throttled"], {"throttled"}),
+    ],
+)
+def test_what_is_simulated_prints_a_line_for_each_arm(
+    name: str, arguments: list[str], arms: set[str], tmp_path: Path
+) -> None:
+    lines = run_forked(name, *arguments, output=tmp_path / "stdout")
+    assert arms <= {line.get("arm") for line in lines}
 
 
 TINY_WINDOWS = ("--model", "transformer", "--batch", "1")
