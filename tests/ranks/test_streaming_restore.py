@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from checkfreq.errors import CheckFreqError, StateError
 from checkfreq.store.store import CheckpointStore
 from tests.acceptance.processes import verify_all
-from tests.acceptance.ranks import Heard, Life, Rank, Ranks, run, run_well
+from tests.acceptance.ranks import Heard, Life, Rank, run, run_well
 from tests.ranks import tiny
 
 pytestmark = [pytest.mark.dist, pytest.mark.more]
@@ -59,14 +58,10 @@ def flip(chk_dir: Path, step: int, name: str) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["model.safetensors", "table.rank-00001.safetensors", "rng.rank-00001.safetensors"],
-)
 def test_damage_that_one_rank_finds_has_both_load_all_of_the_older_step(
-    tmp_path: Path, trained: list[Heard], name: str
+    tmp_path: Path, trained: list[Heard]
 ) -> None:
-    flip(tmp_path / "chk", 2, name)
+    flip(tmp_path / "chk", 2, "table.rank-00001.safetensors")
     heard = run_well(life(tmp_path, 1))
     assert [one.last("restored")[0] for one in heard] == [1, 1]
     assert [one.last("restored")[1] for one in heard] == bits_of(trained, 1)
@@ -91,42 +86,3 @@ def test_verified_first_no_rank_holds_anything_of_a_damaged_step(
     for one in run(life(tmp_path, 1, config={"verify_before_load": True})):
         assert one.last("error")[0] == "CorruptCheckpointError"
         assert "live objects" not in one.last("error")[1]
-
-
-@pytest.mark.parametrize("hit", [1, 4])
-def test_a_disk_that_fails_under_one_rank_ends_the_restore_of_both_and_loses_nothing(
-    tmp_path: Path, trained: list[Heard], hit: int
-) -> None:
-    failing = life(tmp_path, 1)
-    failing.trainer_faults[1] = f"restore.read:raise-EIO:{hit}+"
-    for one in run(failing):
-        assert one.last("error")[0] == "StorageError"
-        assert "rank 1: " in one.last("error")[1]
-        assert "restored" not in [report[0] for report in one.reports]
-    again = run_well(life(tmp_path, 2))
-    assert [one.last("restored")[1] for one in again] == bits_of(trained, 2)
-
-
-@pytest.mark.parametrize("hit", [1, 4])
-def test_a_read_that_fails_for_a_moment_on_one_rank_loses_nothing(
-    tmp_path: Path, trained: list[Heard], hit: int
-) -> None:
-    failing = life(tmp_path, 2)
-    failing.trainer_faults[1] = f"restore.read:raise-EIO:{hit}"
-    again = run_well(failing)
-    assert [one.last("restored")[1] for one in again] == bits_of(trained, 2)
-
-
-@pytest.mark.parametrize("hit", [1, 3])
-def test_a_rank_killed_in_a_restore_is_named_on_the_other_and_loses_nothing(
-    tmp_path: Path, trained: list[Heard], hit: int
-) -> None:
-    killed = life(tmp_path, 1, config={"rank_timeout_s": 5.0})
-    killed.trainer_faults[1] = f"restore.read:kill-self:{hit}"
-    with Ranks(killed) as ranks:
-        heard = ranks.finish()
-    assert heard[1].exit_code == -signal.SIGKILL
-    assert heard[0].last("error")[0] in ("RankError", "StateError")
-    assert "rank 1" in heard[0].last("error")[1]
-    again = run_well(life(tmp_path, 2))
-    assert [one.last("restored")[1] for one in again] == bits_of(trained, 2)
