@@ -299,9 +299,6 @@ def failures(chk_dir: Path, kind: str) -> dict[int, str]:
     try:
         if kind == "steps":
             dcp.save(state(), storage_writer=CFStorageWriter(chk_dir, step=1 + rank))
-        elif kind == "directories":
-            folder = chk_dir / str(rank)
-            dcp.save(state(), storage_writer=CFStorageWriter(folder, step=1))
         elif kind == "bad tensor":
             wrong = {"a": torch.ones(2), "b": torch.ones(2).to_sparse() if rank else torch.ones(2)}
             dcp.save(wrong, storage_writer=CFStorageWriter(chk_dir, step=1))
