@@ -1,13 +1,9 @@
-"""Power cuts on real file systems before every operation of a commit, a superseding commit and a
-prune in turn, and right after each: mounted again, they hold every acknowledged checkpoint.
-"""
+"""The power cut of the acceptance tests is a real one: what was never synced is gone after it."""
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -112,68 +108,7 @@ def commit(store: CheckpointStore, step: int, after: int | None = None) -> None:
     commit_bytes(store, step, {"m": content_of(step)}, attempt=f"a{step}", supersede_after=after)
 
 
-#: What is done to a directory whose newest step is the second argument.
-ACTIONS: dict[str, Callable[[CheckpointStore, int], object]] = {
-    "commit": lambda store, step: commit(store, step + 1),
-    "superseding commit": lambda store, step: commit(store, step + 1, after=step - 1),
-    "prune": lambda store, step: store.prune([step - 1, step - 2]),
-}
-
-#: The steps it adds and those it takes away.
-EFFECTS: dict[str, Callable[[int], tuple[set[int], set[int]]]] = {
-    "commit": lambda step: ({step + 1}, set()),
-    "superseding commit": lambda step: ({step + 1}, {step}),
-    "prune": lambda step: (set(), {step - 1, step - 2}),
-}
-
-
-def power_went(ops: CuttingFileOps, act: Callable[[], object]) -> bool:
-    """Act, and cut the power; returns whether that was in the middle, or right afterwards."""
-    try:
-        act()
-    except PowerCut:
-        return True
-    ops.cut()
-    return False
-
-
-def check_volume(store: CheckpointStore, *, certain: set[int], possible: set[int]) -> None:
-    """Assert that every listed step is complete and every acknowledged one is listed."""
-    steps = set(store.steps())
-    assert certain <= steps <= possible
-    for step in steps:
-        (file,) = store.verify(step).files
-        assert (store.path(step) / "m").read_bytes()[file.header_bytes :] == content_of(step)
-
-
-@pytest.mark.parametrize("name", ACTIONS)
-def test_every_acknowledged_checkpoint_survives_a_power_cut_anywhere(
-    volume: Volume, name: str
-) -> None:
-    store = CheckpointStore(volume.mount_point / "chk")
-    for num_calls in itertools.count():
-        store.open()
-        step = max(store.steps(), default=0) + 3
-        for new in (step - 2, step - 1, step):
-            commit(store, new)
-        before = set(store.steps())
-        added, removed = EFFECTS[name](step)
-        ops = CuttingFileOps(volume, after=num_calls)
-        failing = CheckpointStore(store.root, ops=ops)
-        cut = power_went(ops, partial(ACTIONS[name], failing, step))
-        volume.unmount()
-        volume.mount()
-        if not cut:
-            after = (before | added) - removed
-            check_volume(store, certain=after, possible=after)
-            break
-        check_volume(store, certain=before - removed, possible=before | added)
-    assert num_calls > 5
-
-
 def test_a_store_that_syncs_nothing_loses_what_it_acknowledged(volume: Volume) -> None:
-    """Shows that the cut is a real one: what was never synced must be gone."""
-
     class UnsyncedPayload:
         def __init__(self, file: PayloadFile) -> None:
             self.direct = file.direct
