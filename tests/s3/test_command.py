@@ -104,12 +104,6 @@ def test_a_damaged_mirror_is_trouble_and_no_difference(
     assert "no such object" in done.stderr
 
 
-def test_a_mirror_that_holds_nothing_is_trouble(s3: S3Server, url: str, tmp_path: Path) -> None:
-    done = checkfreq(s3, "diff", "chk", f"{url}-other", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert f"{url}-other holds no checkpoint" in done.stderr
-
-
 @ON_BOTH
 def test_the_doctor_tries_an_object_store_and_leaves_nothing(
     s3: S3Server, tmp_path: Path, prefix: str
@@ -127,12 +121,6 @@ def test_the_doctor_tries_an_object_store_and_leaves_nothing(
     page = (tmp_path / "doctor.md").read_text()
     for secret in (SECRET, KEY_ID, BUCKET, prefix):
         assert secret not in page
-
-
-def test_the_doctor_takes_the_url_alone(s3: S3Server, tmp_path: Path, prefix: str) -> None:
-    done = checkfreq(s3, "doctor", f"s3://{BUCKET}/{prefix}", cwd=tmp_path)
-    assert "conditional_write" in done.stdout
-    assert "object store" in done.stdout
 
 
 def test_the_doctor_says_what_to_check_where_the_store_does_not_answer(tmp_path: Path) -> None:
