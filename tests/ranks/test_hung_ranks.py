@@ -91,7 +91,7 @@ def others_failures(
 ) -> list[Failure]:
     """With what the ranks beside rank 0 ended, while that still hung."""
     folder.mkdir()
-    short = {"rank_timeout_s": 3.0 * slowness(), "meet_every_s": 0.2}
+    short = {"rank_timeout_s": 1.5 * slowness(), "meet_every_s": 0.2}
     config = {**short, **settings.pop("config", {})}
     life = Life(program, folder, 3, settings={"config": config, **settings}, store=store)
     with Ranks(life) as ranks:

@@ -120,6 +120,7 @@ def restore_counting(rank: Rank) -> None:
         rank.send("parsed", sorted(steps))
 
 
+@pytest.mark.more
 def test_each_rank_parses_each_commit_record_once_in_a_restore(tmp_path: Path) -> None:
     run_well(life(tiny.train, tmp_path, steps=3))
     for one in run_well(Life(restore_counting, tmp_path, number=1)):
@@ -170,6 +171,7 @@ def finish_early(rank: Rank) -> None:
         rank.send("trained", manager.global_step, manager.update_attempts, manager.finished)
 
 
+@pytest.mark.more
 def test_a_finished_run_is_finished_on_all_ranks_if_all_directories_say_so(tmp_path: Path) -> None:
     settings = {"local": True}
     for one in run_well(Life(finish_early, tmp_path, settings=settings)):
@@ -218,6 +220,7 @@ def decide(rank: Rank) -> None:
     rank.send("counts", *(stats[f"num_{what}"] for what in ("committed", "failed", "deferred")))
 
 
+@pytest.mark.more
 def test_auto_takes_the_same_checkpoints_on_all_ranks(tmp_path: Path) -> None:
     heard = run_well(life(decide, tmp_path))
     assert heard[0].last("counts") == heard[1].last("counts")
@@ -265,7 +268,9 @@ def fail(rank: Rank) -> None:
             rank.send("passed", manager.global_step)
 
 
-@pytest.mark.parametrize(("local", "failing"), [(False, 1), (True, 0)])
+@pytest.mark.parametrize(
+    ("local", "failing"), [(False, 1), pytest.param(True, 0, marks=pytest.mark.more)]
+)
 def test_persists_that_fail_on_one_rank_count_and_raise_on_all(
     local: bool, failing: int, tmp_path: Path
 ) -> None:
@@ -327,6 +332,7 @@ def outlast(rank: Rank) -> None:
     rank.send("deferred", stats["num_deferred"], stats["num_failed"])
 
 
+@pytest.mark.more
 def test_storage_that_fails_on_one_rank_holds_checkpoints_back_on_all_until_it_works(
     tmp_path: Path,
 ) -> None:
@@ -348,6 +354,7 @@ def save_twice(rank: Rank) -> None:
         rank.send("boundary", manager.global_step, job.bits())
 
 
+@pytest.mark.more
 def test_a_step_that_one_directory_failed_is_taken_again_in_all_of_them(tmp_path: Path) -> None:
     first = Life(
         save_twice,

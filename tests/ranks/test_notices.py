@@ -50,6 +50,7 @@ def command(folder: Path, name: str, script: str) -> Path:
     return called
 
 
+@pytest.mark.more
 def test_all_ranks_stop_at_one_step_before_the_end_that_one_knows(tmp_path: Path) -> None:
     deadline = time.time() + 4.0 * slowness()
     heard = run_well(life(tmp_path, told=(1,), deadline=deadline, local=True))
