@@ -6,7 +6,6 @@ from pathlib import Path
 
 from benchmarks.compare.outcome import Round, arm_lines, target_lines
 from benchmarks.compare.runs import RAW
-from benchmarks.lab.rawio import RawWriter
 from benchmarks.peers import OURS, PEERS, Peer
 from tests.benchmarks.test_benchmarks_run import lines_of
 
@@ -62,30 +61,6 @@ def test_a_target_is_met_if_the_upper_quartile_is_within_too() -> None:
         False,
         False,
     ]
-
-
-def test_as_fast_as_the_best_is_not_faster() -> None:
-    lines = target_lines(FOUR, ROUNDS[1:], chosen=False)
-    restores = [line for line in lines if line["target"] == "restore"]
-    assert [(line["best"], line["ratio"], line["met"]) for line in restores] == [
-        (SYNCED, 1.0, False),
-        (SYNCED, 1.0, False),
-    ]
-
-
-def test_the_raw_disk_is_read_into_the_memory_that_is_written(tmp_path: Path) -> None:
-    path = tmp_path / "raw"
-    with RawWriter(path, 10_000, chunk_bytes=4096) as writer:
-        writer.once()
-        other = bytes(range(256)) * (path.stat().st_size // 256)
-        path.write_bytes(other)
-        writer.read_back(fresh=True)
-        writer.once()
-        assert path.read_bytes() != other  # that went to other memory
-        path.write_bytes(other)
-        writer.read_back()
-        writer.once()
-        assert path.read_bytes() == other
 
 
 def test_it_prints_a_line_per_arm_and_per_target(tmp_path: Path) -> None:

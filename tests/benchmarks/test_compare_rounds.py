@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.compare.measure import measure
-from benchmarks.compare.runs import RAW
-from benchmarks.peers import OURS, PEERS, Peer, Saver, Training
+from benchmarks.peers import Peer, Saver, Training
 from benchmarks.peers.folders import InFolders
 from benchmarks.peers.torch_files import TorchSave
 
@@ -137,10 +136,3 @@ def test_an_arm_that_restores_a_different_state_has_failed(tmp_path: Path) -> No
 
     _, failed = measure([peer("one", make)], options(tmp_path))
     assert failed == {"one": "ValueError: the restored state differs from the saved one"}
-
-
-def test_ours_and_the_raw_disk_are_measured_in_every_round(tmp_path: Path) -> None:
-    rounds, _ = measure([PEERS[OURS]], options(tmp_path))
-    assert [RAW in each for each in rounds] == [True, True, False, True, True]
-    assert all(OURS in each for each in rounds)
-    assert list(tmp_path.iterdir()) == []

@@ -76,10 +76,3 @@ def test_a_kill_may_lose_two_intervals_but_no_checkpoint_being_written(
 ) -> None:
     kill = Kill(when="in the test", at_unix_s=0.0, at_step=at_step, written_step=written_step)
     assert kill.claim(restored_step, LENGTH).holds is holds
-
-
-def test_a_checkpoint_being_written_is_seen_by_its_temporary_name(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", [], deadline_s=time.monotonic() + 60)
-    assert run.being_written() is None
-    (run.chk_dir / ".tmp-40-0f0f").mkdir(parents=True)
-    assert run.being_written() == 40

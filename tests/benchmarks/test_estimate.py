@@ -25,11 +25,6 @@ def test_a_window_is_compared_with_the_mean_of_its_neighbours() -> None:
     assert found.base_s == pytest.approx(11.0)
 
 
-def test_the_tail_is_compared_too_but_checkpoints_were_not_for_it() -> None:
-    found = sample(seconds=12.5, iterations=12, covered=10, clean_s=[1.0, 1.0])
-    assert (found.cost_s, found.base_s) == (0.5, 10.0)
-
-
 def test_interval_of_independent_samples_is_students() -> None:
     costs = [0.1, 0.4, 0.1, 0.4, 0.1, 0.4]  # successive ones differ: no positive covariance
     found = estimate([Sample(cost, 10.0) for cost in costs])
@@ -45,13 +40,6 @@ def test_samples_that_follow_their_neighbours_widen_the_interval() -> None:
     mixed = estimate([Sample(cost, 10.0) for cost in costs[::2] + costs[1::2]])
     shuffled = estimate([Sample(cost, 10.0) for cost in [0.1, 0.4] * 10])
     assert together.stderr > mixed.stderr > shuffled.stderr
-
-
-def test_few_samples_say_nothing_of_their_precision() -> None:
-    found = estimate([Sample(0.1, 10.0), Sample(0.2, 10.0)])
-    assert found.mean == pytest.approx(0.015)
-    assert found.half_width == math.inf
-    assert not found.meets(0.5)
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:

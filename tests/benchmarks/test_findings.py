@@ -58,11 +58,6 @@ def test_who_has_two_slots_is_busy_for_the_longer_of_copy_and_persist() -> None:
     assert found.smallest == Smallest(3, 3)
 
 
-def test_a_kill_loses_half_an_interval_and_what_is_not_durable() -> None:
-    found = cost_of([Alone(0.01, 0.0, 0.5)], iteration_s=0.1, bound=0.035)
-    assert found.lost_s(30) == pytest.approx(2.0)
-
-
 def cost(k: int, *, by_storage: int = 1) -> Cost:
     smallest = Smallest(k, by_storage)
     return Cost(0.1, (0.1, 0.1), 0.2, (0.2, 0.2), smallest, iteration_s=0.1, num_saves=6)
@@ -89,30 +84,11 @@ def test_our_smallest_interval_is_one_that_kept_the_bound_in_windows() -> None:
     assert verdict.met
 
 
-def test_nothing_is_met_by_an_interval_that_was_not_tried_or_did_not_keep_the_bound() -> None:
-    assert not findings().verdict().met
-    verdict = findings(ours_5=measured(0.04)).verdict()
-    assert (verdict.k, verdict.met) == (5, False)
-
-
 def test_an_interval_shorter_than_costs_allow_counts_only_if_it_is_beyond_chance() -> None:
     assert findings(ours_3=measured(0.03, 0.02)).smallest_kept("ours") is None
     assert findings(ours_3=measured(0.03, 0.0051)).smallest_kept("ours") is None
     assert findings(ours_3=measured(0.03, 0.0049)).smallest_kept("ours") == 3
     assert findings(ours_5=measured(0.03, 0.02)).smallest_kept("ours") == 5
-
-
-def test_a_single_round_keeps_nothing() -> None:
-    unknown = Estimate(0.02, math.inf, -math.inf, math.inf)
-    found = findings(ours_5=unknown, ours_50=unknown)
-    assert not found.keeps(("ours", 5))
-    assert found.smallest_kept("ours") is None
-    assert not found.verdict().met
-
-
-def test_an_interval_whose_saves_wait_is_not_kept() -> None:
-    found = findings(fast_2=measured(0.01), fast_3=measured(0.01))
-    assert found.smallest_kept("fast") == 3
 
 
 def test_a_peer_counts_with_the_smaller_of_its_measured_and_calculated_interval() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -104,22 +103,6 @@ def test_who_queues_saves_while_the_last_is_on_its_way() -> None:
     tail = ["boundary", "iterate"] * 2
     assert events == ["save", "iterate", "save", "iterate", *tail, "finish"]
     assert (found.covered, found.iterations) == (2, 4)
-
-
-def test_who_queues_trains_on_until_the_checkpoint_before_is_removed() -> None:
-    class Pruning(FakeSaver):
-        def updating(self) -> AbstractContextManager[None]:
-            return contextlib.nullcontext()
-
-        def is_quiet(self) -> bool:
-            return self.is_durable() and events[-4:] == ["boundary", "iterate"] * 2
-
-    events: list[str] = []
-    loop = FakeLoop(events)
-    peer = Peer("fake", lambda folder, training: Pruning(events, boundaries=0), (), synced=True)
-    attached = Attached(loop, peer, Path(), queues=True)
-    assert SaverArm(loop, attached, interval=1).window().iterations == 3
-    assert events == ["save", "iterate", *["boundary", "iterate"] * 2, "finish"]
 
 
 class Slow(FakeSaver):

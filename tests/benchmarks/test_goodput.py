@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.goodput.inputs import Figure, Missing, in_seconds, measured
-from benchmarks.goodput.measure import COSTS, Setting, main, setting_of, summary
+from benchmarks.goodput.inputs import Figure, measured
+from benchmarks.goodput.measure import COSTS, Setting, setting_of, summary
 from benchmarks.lab.estimate import quartiles
 from checkfreq.simulation.comparison import compare
 from tests.benchmarks.test_benchmarks_run import run_forked
@@ -59,21 +58,6 @@ def test_the_newest_line_with_all_figures_counts_and_is_named(tmp_path: Path) ->
     assert line["commit"] == "def5678"
 
 
-def test_a_model_can_be_asked_for(tmp_path: Path) -> None:
-    write(tmp_path, OVERHEAD, {**OVERHEAD, "model": "n", "cost_s": 0.3})
-    found, _ = measured(COSTS, tmp_path, model="m")
-    assert found["cost_s"].value == 0.01
-    with pytest.raises(Missing, match="cost_s, durable_s of other: not measured yet"):
-        measured(COSTS, tmp_path, model="other")
-
-
-@pytest.mark.parametrize(("value", "read"), [(None, None), (-3.0, None), (0.0, None), (4.0, 0.004)])
-def test_a_difference_of_noisy_times_below_nothing_is_no_figure(
-    value: float | None, read: float | None
-) -> None:
-    assert in_seconds("cost_ms")({"cost_ms": value}) == read
-
-
 # What is simulated
 
 
@@ -97,13 +81,6 @@ def test_a_given_figure_takes_the_place_of_a_measured_one(tmp_path: Path) -> Non
     assert values(setting)["iteration_s"] == 0.5
 
 
-def test_all_of_the_cost_holds_training_and_the_rest_until_durable_is_beside_it() -> None:
-    figures = {"iteration_s": 0.5, "cost_s": 0.25, "durable_s": 2.0, "restart_s": 1.0}
-    setting = Setting("given", {name: Figure(value, "") for name, value in figures.items()})
-    costs = setting.costs()
-    assert (costs.cost_s, costs.durable_s, costs.persist_s) == (0.25, 2.0, 1.75)
-
-
 def test_the_summary_has_the_median_and_quartiles_of_the_runs() -> None:
     figures = {"iteration_s": 1.0, "cost_s": 1.0, "durable_s": 11.0, "restart_s": 120.0}
     costs = Setting("", {name: Figure(value, "") for name, value in figures.items()}).costs()
@@ -121,16 +98,6 @@ def test_the_summary_has_the_median_and_quartiles_of_the_runs() -> None:
 
 
 # The whole of it
-
-
-def test_without_a_measured_figure_it_ends_and_prints_no_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(tmp_path, OVERHEAD)
-    monkeypatch.setattr(sys, "argv", ["goodput", "--gpus", "8", "--results", str(tmp_path)])
-    with pytest.raises(SystemExit, match="goodput: restart_s: not measured yet"):
-        main()
-    assert capsys.readouterr().out == ""
 
 
 SMALL = ("--gpus", "16384", "100000", "--seeds", "1", "--days", "0.2")

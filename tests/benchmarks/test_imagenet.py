@@ -122,12 +122,6 @@ def test_a_forced_stop_in_mid_epoch_resumes_to_the_same_bits(
     assert ends == [{"epoch": epoch, "served": 18, "exactly_once": True} for epoch in range(EPOCHS)]
 
 
-def test_a_plain_loader_trains_without_checkfreq(script: Script) -> None:
-    report = script.run("--noeval", "--epochs", "1")
-    assert report.keys() == {"weights", "optimizer", "learning_rate", "best"}
-    assert not script.chk_dir.exists()
-
-
 @pytest.mark.dali
 def test_dali_with_a_forced_stop_in_mid_epoch_resumes_to_the_same_bits(
     script: Script, tmp_path: Path, data: Path
@@ -147,11 +141,6 @@ def test_other_classes_to_validate_on_are_refused(tmp_path: Path) -> None:
     (tmp_path / "val" / "000-stripes").rename(tmp_path / "val" / "other")
     with pytest.raises(FileNotFoundError, match="only one of them has 000-stripes, other"):
         open_images(tmp_path, image_size=32)
-
-
-def test_every_tenth_image_of_a_flat_folder_is_held_out(tmp_path: Path, data: Path) -> None:
-    train, val, num_classes = open_images(data / "train", image_size=32)
-    assert (len(train), len(val), num_classes) == (16, 2, 2)
 
 
 @pytest.mark.parametrize("arch", [*MODELS, "resnet34", "vgg11", "googlenet"])

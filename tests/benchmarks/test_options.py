@@ -64,14 +64,3 @@ def test_unusable_options_are_refused_with_a_sentence(
     flags: tuple[str, ...], sentence: str, tmp_path: Path, capsys: Capture
 ) -> None:
     assert sentence in refusal(tmp_path, capsys, *flags)
-
-
-def test_dali_is_asked_for_where_it_is_not_installed(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(options, "is_installed", lambda module: False)
-    assert 'pip install "checkfreq[dali]"' in refusal(tmp_path, capsys, "--dali")
-    monkeypatch.undo()
-    assert options.is_installed("json")
-    assert not options.is_installed("json.no_such_module")
-    assert not options.is_installed("no_such_package.module")

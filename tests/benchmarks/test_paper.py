@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +14,11 @@ from benchmarks.lab.estimate import Estimate
 from benchmarks.lab.overheads import Measured
 from benchmarks.lab.paired import FrozenArm, Round
 from benchmarks.lab.training import Loop
-from benchmarks.paper import measure as paper
 from benchmarks.paper import table as tables
-from benchmarks.paper.arms import auto_arm, held_arm, judged
-from benchmarks.paper.measure import arguments, chosen
+from benchmarks.paper.arms import auto_arm, held_arm
 from benchmarks.paper.recording import CheckpointCosts, WindowRecord
-from benchmarks.paper.trial import Chosen, Measurements, Trial, Windows, fingerprint, kept
-from benchmarks.paper.workloads import Workload, on_cpu, on_gpu
+from benchmarks.paper.trial import Chosen, Measurements, Windows, kept
+from benchmarks.paper.workloads import on_cpu
 from checkfreq.examples.imagenet.options import is_installed
 from checkfreq.types import SnapshotPlace
 from tests.benchmarks.test_benchmarks_run import lines_of
@@ -50,33 +46,11 @@ class TestWhatFollowsFromTheCosts:
         assert arm["recovery_s"] == 2.0 + 5 * 0.5 + 3.0
         assert arm["met"]
 
-    def test_an_interval_that_deferrals_made_longer_meets_nothing(self) -> None:
-        assert not auto_arm(measurements(taken=0.9), on_cpu()["resnet18"], bound=0.035)["met"]
-
     def test_standing_still_costs_what_it_takes(self) -> None:
         arm = held_arm(measurements(), steps=10)
         assert (arm["overhead"], arm["held_ms"]) == (0.8, 4000.0)
         assert (arm["low"], arm["high"]) == (0.8, 0.8)
         assert arm["recovery_s"] == 2.0 + 5 * 0.5 + 4.0
-
-    def test_the_targets_of_the_gpu_are_judged_on_their_own(self) -> None:
-        kept, gpu = Estimate(0.03, 0.0, 0.03, 0.03), on_gpu()
-        other_size, elsewhere = {"image_size": 64}, {"device": "cpu"}
-        for changed in (other_size, elsewhere, {"batch": 8}, {"amp": False}):
-            assert judge(replace(gpu["resnet50"], **changed), 3, kept)[1]
-        assert not judge(replace(gpu["resnet50"], device="cuda:1"), 3, kept)[1]
-        assert judge(gpu["resnet50"], 2, kept)[1]
-        assert not judge(gpu["resnet50"], 3, kept)[1]
-        assert judge(gpu["resnet18"], 3, kept)[1]
-        assert judge(gpu["gpt2-xl"], 22, kept)[1]
-        assert not judge(gpu["gpt2-xl"], 23, kept)[1]
-        assert not judge(gpu["gpt2-xl"], 22, kept, stall=0.01)[1]
-
-
-def judge(
-    workload: Workload, steps: int, found: Estimate, *, stall: float = 0.009
-) -> tuple[str, bool]:
-    return judged(workload, steps, found, bound=0.035, limit=20.0, stall_of_iteration=stall)
 
 
 HOST = SnapshotPlace.HOST
@@ -145,27 +119,6 @@ class TestWindows:
         arm.close()
 
 
-class TestWorkloads:
-    def test_libraries_that_are_not_installed_are_skipped_with_a_sentence(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        args = arguments(["--preset", "cpu", "--model", "bert", "resnet18"])
-        (workload,) = chosen(args, is_there=lambda name: name != "transformers")
-        assert workload.model == "resnet18"
-        assert capsys.readouterr().err == "bert: left out, transformers is not installed\n"
-
-
-@needs_torchvision
-@needs_transformers
-@pytest.mark.parametrize("model", on_cpu())
-def test_every_model_trains_all_of_its_parameters(model: str) -> None:
-    loop = replace(on_cpu()[model], batch=2).loop(seed=0)
-    before = fingerprint(loop)
-    loop.iterate()
-    assert fingerprint(loop) != before
-    assert all(each.grad is not None for each in loop.model.parameters())
-
-
 @needs_torchvision
 @needs_transformers
 def test_a_model_of_each_kind_prints_its_three_arms(tmp_path: Path) -> None:
@@ -210,31 +163,3 @@ class TestNotes:
 
 def approx(*values: float) -> list[Any]:
     return [pytest.approx(each) for each in values]
-
-
-def test_a_model_that_fails_has_a_line_and_the_next_one_its_turn(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    broken = {"bert": ValueError("of /some/place"), "gpt2": SystemExit("no plan")}
-
-    def measure(trial: Trial) -> Measurements:
-        if error := broken.get(trial._workload.model):
-            raise error
-        return measurements()
-
-    monkeypatch.setattr(Trial, "measure", measure)
-    monkeypatch.setattr(sys, "argv", ["paper", "--preset", "cpu", "--device", "cpu"])
-    monkeypatch.setattr(paper.chosen, "__kwdefaults__", {"is_there": lambda _: True})
-    sys.argv += ["--model", "bert", "gpt2", "resnet18"]
-    paper.main()
-    out, err = capsys.readouterr()
-    lines = [json.loads(line) for line in out.splitlines()]
-    assert [(x["model"], x["arm"], x.get("failed")) for x in lines[:2]] == [
-        ("bert", "failed", "ValueError"),
-        ("gpt2", "failed", "no plan"),
-    ]
-    assert [x["arm"] for x in lines[2:]] == ["auto", "synchronous", "epoch boundary"]
-    assert "of /some/place" in err
-    del sys.argv[-1]
-    with pytest.raises(SystemExit, match="no model"):
-        paper.main()

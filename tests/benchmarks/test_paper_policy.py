@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.lab.paper_policy import (
-    PaperTuner,
     Rule,
     budget_interval,
     paper_decider,
     released_interval,
 )
-from checkfreq.policy.tuner import Measured, Verdict
 from checkfreq.simulation import Costs, changing, simulate, steady
 
 
@@ -69,26 +67,7 @@ def test_neither_rule_shortens_its_interval() -> None:
     assert planned(Rule.RELEASED, cheaper) == 21
 
 
-def test_the_papers_rule_is_computed_again_when_a_window_is_above_the_bound() -> None:
-    dearer = changing([(0.0, COSTS), (2_000.0, COSTS.times(2.0))])
-    assert planned(Rule.BUDGET, dearer) == 40
-
-
 def test_the_released_tuning_ends_with_the_first_window_within_the_bound() -> None:
     dearer = changing([(0.0, COSTS), (2_000.0, COSTS.times(2.0))])
     assert planned(Rule.RELEASED, dearer) == 21
     assert planned(Rule.RELEASED, dearer, dynamic=True, wall_s=8_000.0) == 41
-
-
-def profiled(rule: Rule) -> PaperTuner:
-    return PaperTuner(rule, max_overhead=0.05, cached=COSTS.profile())
-
-
-def test_a_checkpoint_waits_until_the_one_before_is_durable() -> None:
-    tuner = profiled(Rule.RELEASED)
-    assert tuner.due(step=2, now_s=2.0) is Verdict.NOT_YET
-    assert tuner.due(step=3, now_s=3.0) is Verdict.TAKE
-    tuner.started("a", step=3, start_s=3.0, is_periodic=True)
-    assert tuner.due(step=6, now_s=7.0) is Verdict.LATE
-    tuner.ended("a", end_s=7.5, measured=Measured(1.0, 3.5, 4.5, 0))
-    assert tuner.due(step=6, now_s=8.0) is Verdict.TAKE

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import mmap
-import os
 import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from benchmarks.lab.capacity import shortage
 from benchmarks.lab.rawio import RawWriter, incompressible
-from benchmarks.limits.measure import Limits
-from benchmarks.scale.measure import figures, quiet_batches
+from benchmarks.scale.measure import figures
 from benchmarks.scale.peak import Peak
 from tests.benchmarks.test_benchmarks_run import lines_of as printed_by
 
 #: Runs what users have beside us: large frameworks (`make test-more`).
 
 MIB = 2**20
-CPU = torch.device("cpu")
 
 SECONDS = {
     "held_s": [0.5, 0.002, 0.004, 0.006],
@@ -64,28 +59,6 @@ def test_ratios_are_the_limits_time_over_ours_within_a_round() -> None:
     assert found["restore_against_fresh"] == 0.5
 
 
-class Counted:
-    """Batches of which some begin a checkpoint; each gives its number."""
-
-    def __init__(self, *begins: bool) -> None:
-        self._begins = iter(begins)
-        self.num_batches = self.num_begun = 0
-
-    def batch(self) -> float:
-        self.num_batches += 1
-        self.num_begun += next(self._begins)
-        return self.num_batches
-
-
-def quiet(*begins: bool, wanted: int, most: int) -> list[float]:
-    of = Counted(*begins)
-    return quiet_batches(of.batch, lambda: of.num_begun, wanted=wanted, most=most)
-
-
-def test_a_batch_in_which_a_checkpoint_began_does_not_count() -> None:
-    assert quiet(True, False, True, False, wanted=2, most=9) == [2, 4]
-
-
 # Limits
 
 
@@ -99,30 +72,11 @@ def test_a_raw_write_of_little_data_over_and_over_has_the_full_length(tmp_path: 
     assert data[2 * MIB :] == data[: num_bytes - 2 * MIB]
 
 
-def test_a_repeated_source_is_read_back_into_its_own_memory(tmp_path: Path) -> None:
-    path, num_bytes = tmp_path / "raw", 3 * MIB + 4096
-    with RawWriter(path, num_bytes, threads=1, chunk_bytes=MIB, source_bytes=MIB) as writer:
-        writer.once()
-        path.write_bytes(b"a" * 3 * MIB + b"b" * 4096)
-        assert writer.read_back() > 0
-        source = bytes(writer._source)
-    assert source == b"b" * 4096 + b"a" * (MIB - 4096)
-
-
 def test_the_limits_use_incompressible_data() -> None:
     memory = incompressible(9 * MIB)
     data = bytes(memory)
     assert len(data) == 9 * MIB
     assert len(zlib.compress(data, 1)) > 9 * MIB
-
-
-def test_a_limit_is_not_read_from_a_file_that_ends_early(tmp_path: Path) -> None:
-    arms = Limits(tmp_path / "file", 2 * MIB).arms()
-    arms["write, page cache"]()
-    assert arms["read, page cache"]() > 0
-    os.truncate(tmp_path / "file", MIB)
-    with pytest.raises(EOFError):
-        arms["read, page cache"]()
 
 
 def test_a_peak_is_seen_after_its_memory_is_gone() -> None:
@@ -131,13 +85,6 @@ def test_a_peak_is_seen_after_its_memory_is_gone() -> None:
     if not peak._is_exact:
         pytest.skip("this kernel's peak cannot be set back")
     assert peak.growth() >= 60 * MIB
-
-
-def test_a_state_that_does_not_fit_is_left_out_with_a_sentence(tmp_path: Path) -> None:
-    assert shortage(MIB, CPU, tmp_path) is None
-    why_not = shortage(2**50, CPU, tmp_path)
-    assert why_not is not None
-    assert why_not.startswith("needs 3250586.6 GiB of memory, and ")
 
 
 # Toy runs
