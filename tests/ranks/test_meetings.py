@@ -105,6 +105,64 @@ def test_whoever_does_not_come_is_named_on_all_others_wherever_it_is_in_the_tree
             assert len(gone) > 1 or "did not come within 0.5 s" in str(error)
 
 
+class Died(BaseException):
+    """A rank is no more."""
+
+
+class Dying:
+    """A store whose user dies before its ``calls``-th call, once it is armed."""
+
+    def __init__(self, store: Any, calls: int) -> None:
+        self._store, self._left, self.is_armed = store, calls, False
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+
+        def call(*args: Any) -> Any:
+            self._left -= self.is_armed
+            if self._left < 0:
+                raise Died
+            return method(*args)
+
+        return method if name == "has_extended_api" else call
+
+
+#: What each calls the store for in a meeting, at least: its own word; from those with children, a
+#: look for their words, these, and the joined one or the decision; from all but rank 0, a look for
+#: the decision, and it.
+CALLS = {0: 4, 1: 6, 3: 3}
+PLACES = [(rank, call) for rank, calls in CALLS.items() for call in range(calls)]
+
+
+def lost(place: tuple[int, int]) -> list[Any]:
+    """How a loop of meetings ends for each of seven ranks of which one dies at that place."""
+    victim, calls = place
+    store = dist.HashStore()
+
+    def run(rank: int) -> Any:
+        own = Dying(store, calls if rank == victim else 10**6)
+        meetings = Meetings(own, rank=rank, world=7, timeout_s=2.0, fan_in=2)
+        meetings.meet("step 1", None, merge=said_by_each)
+        own.is_armed = True
+        try:
+            for step in range(2, 10):
+                meetings.meet(f"step {step}", None, merge=said_by_each)
+        except (Died, RankError) as ended:
+            return ended
+
+    with ThreadPoolExecutor(7) as pool:
+        return list(pool.map(run, range(7)))
+
+
+def test_root_inner_node_or_leaf_that_dies_before_any_call_is_named_by_all_others() -> None:
+    with ThreadPoolExecutor(len(PLACES)) as pool:
+        for (victim, _), ends in zip(PLACES, pool.map(lost, PLACES), strict=True):
+            assert isinstance(ends.pop(victim), Died)
+            for error in ends:
+                assert isinstance(error, RankError)
+                assert (error.ranks, error.phase) in [((victim,), "step 2"), ((victim,), "step 3")]
+
+
 def test_a_rank_that_was_told_to_stop_waits_for_no_lost_one_for_long() -> None:
     meetings = Meetings(dist.HashStore(), rank=0, world=2, timeout_s=3600.0, hurried_timeout_s=0.2)
     meetings.is_hurried = lambda: True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -274,24 +273,9 @@ def ask_for_neighbours(rank: Rank) -> None:
         if rank.rank == rank.settings.get("deaf"):
             taken = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             taken.bind(f"\0{meetings.name}/{rank.rank}")
-        if rank.rank == rank.settings.get("short_of_files"):
-            stack.enter_context(few_more_files(2))  # it listens, and cannot connect
         shared = stack.enter_context(shared_reads(meetings, store, 1, files))
         rank.send("shares", shared is not None)
     meetings.close()
-
-
-@contextlib.contextmanager
-def few_more_files(count: int) -> Iterator[None]:
-    """This process can open so many more files, or a few more between those that are open."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest_free = os.open(os.devnull, os.O_RDONLY)
-    os.close(lowest_free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + count, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def answers(folder: Path, world: int, **settings: Any) -> list[bool]:
@@ -307,14 +291,6 @@ def test_a_rank_that_cannot_listen_reads_for_itself_and_the_others_share(
     saved: Callable[[int], Path],
 ) -> None:
     assert answers(saved(2), 3, large=[0, 1, 2], deaf=1) == [True, False, True]
-
-
-def test_if_one_rank_cannot_connect_its_neighbours_share_nothing(
-    saved: Callable[[int], Path],
-) -> None:
-    given = {"large": [0, 1, 2], "short_of_files": 0}
-    life = Life(ask_for_neighbours, saved(2), 3, settings=given, store="agent")
-    assert [one.last("shares") for one in run_well(life)] == [False, False, False]
 
 
 def test_ranks_with_directories_of_their_own_share_nothing(

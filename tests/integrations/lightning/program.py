@@ -315,13 +315,16 @@ def train(
 
 def everything(trainer: Any, module: Net, folder: Path) -> dict[str, str]:
     """All that a run is, at its end."""
+    state = module.state_dict()
+    # Where a run is over when it is restored, no forward pass makes other ranks' buffers equal.
+    owned = state if trainer.is_global_zero else dict(module.named_parameters())
     callbacks = {
         one.state_key: one.state_dict()
         for one in trainer.callbacks
         if not isinstance(one, Recorder | CheckFreqCallback)
     }
     return {
-        "model": digest(module.state_dict()),
+        "model": digest([state[name] for name in state if name in owned]),
         "optimizers": digest([one.state_dict() for one in trainer.optimizers]),
         "schedulers": digest([c.scheduler.state_dict() for c in trainer.lr_scheduler_configs]),
         "callbacks": repr(callbacks).replace(str(folder), "."),
