@@ -28,7 +28,6 @@ from tests.acceptance.processes import (
     Trainer,
     run_to_end,
     verify_all,
-    worker_pid,
 )
 from tests.acceptance.programs import Run, Training
 from tests.contract.runs import config
@@ -155,20 +154,6 @@ def test_an_older_step_that_is_asked_for_sets_aside_what_is_still_being_written(
     verify_all(chk_dir)
 
 
-def test_a_run_that_is_killed_five_times_ends_with_the_same_bits(
-    chk_dir: Path, whole: dict[int, str]
-) -> None:
-    sources = []
-    for after in (3, 1, 1, 1, 1):
-        sources.append(killed(run_in(chk_dir), after=after).source)
-        offered(chk_dir).close()
-    log = run_to_end(run_in(chk_dir))
-    assert sources == [None, *["memory"] * 4]
-    assert log.source == "memory"
-    assert log.restored is not None
-    expect_end(chk_dir, log, whole)
-
-
 # ---- never trusted more than the disk
 
 
@@ -279,19 +264,6 @@ def test_a_worker_that_is_taken_over_makes_files_with_the_new_runs_umask(chk_dir
     folder = CheckpointStore(chk_dir).path(newest + 1)
     modes = {path.name: path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())}
     assert set(modes.values()) == {0}, modes
-
-
-def test_a_fresh_run_has_the_memory_given_up(chk_dir: Path) -> None:
-    killed(run_in(chk_dir))
-    offered(chk_dir).close()
-    before = worker_pid(chk_dir)
-    training = Training()
-    with manager_of(chk_dir, training, fresh=True) as manager:
-        training.update(manager)
-        manager.step()
-        assert worker_pid(chk_dir) != before
-    assert handover.status(chk_dir, 0) is None
-    assert verify_all(chk_dir) == [1]
 
 
 def test_larger_state_gets_larger_slots(chk_dir: Path, whole: dict[int, str]) -> None:

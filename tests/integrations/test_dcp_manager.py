@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
 
@@ -83,18 +82,6 @@ def test_checkfreq_and_dcp_load_the_same_without_being_told_the_names(
     numbered = {str(key): value for key, value in expected["optimizer"]["state"].items()}
     assert same(found["optimizer"]["state"], numbered)
     assert found["optimizer"]["param_groups"] == expected["optimizer"]["param_groups"]
-
-
-def test_tied_weights_are_found_under_both_names(tmp_path: Path) -> None:
-    def tied() -> nn.Module:
-        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-        net[1].weight = net[0].weight
-        return net
-
-    net, other = tied(), tied()
-    write(tmp_path, model=net, optimizer=torch.optim.SGD(net.parameters(), 0.1))
-    load(tmp_path, {"model": other})
-    assert same(other.state_dict(), net.state_dict())
 
 
 def test_an_optimizer_s_state_is_found_by_names_if_they_are_given(tmp_path: Path) -> None:

@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from checkfreq.integrations.dcp import CFStorageReader
 from checkfreq.store.store import CheckpointStore
 from tests.integrations import ranks
 from tests.integrations.support import same
@@ -110,9 +108,3 @@ def test_damage_in_one_rank_s_part_reaches_every_rank(tmp_path: Path) -> None:
     file.write_bytes(data)
     for found in ranks.run(2, ranks.failures, tmp_path, "digest"):
         assert any("CorruptCheckpointError" in text for text in found.values())
-
-
-def test_a_single_process_reads_what_ranks_saved(of_four: Path) -> None:
-    state = {"plain": {"number": 0, "list": []}}
-    dcp.load(state, storage_reader=CFStorageReader(of_four, trust_pickle=True))
-    assert state == {"plain": {"number": 3, "list": [1, "two"]}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -21,6 +22,8 @@ from checkfreq.mirror.claim import ClaimKeeper
 from checkfreq.mirror.client import RemoteObjects
 from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror
+from checkfreq.restore.found import FoundCheckpoint
+from checkfreq.restore.restorer import Restorer
 from checkfreq.store.store import CheckpointStore
 from tests.contract.runs import Training, config, managed
 from tests.notices.conftest import Server, server
@@ -328,3 +331,46 @@ def test_a_bucket_that_is_not_there_is_said_to_be_missing(s3: S3Server) -> None:
     ):
         with pytest.raises(StorageError, match="there is no such bucket: create it"):
             call()
+
+
+def test_a_run_that_only_restores_from_the_mirror_does_not_say_that_it_is_not_there(
+    s3: S3Server,
+    switched: tuple[FaultProxy, Switch],
+    prefix: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    proxy, switch = switched
+    first, training = Training(), Training(seed=1)
+    with with_mirror(tmp_path / "old", first, s3.mirror(prefix)) as manager:
+        bits = first.steps(manager, 1)
+        wait_uploaded(manager, 1)
+    mirror = s3.mirror(prefix, port=proxy.port)
+    with with_mirror(tmp_path / "new", training, mirror) as manager:
+        assert manager.restore()
+        assert training.bits() == bits[0]
+        switch.is_on = False  # what lies there is not looked at by the worker
+    assert "is not in the mirror" not in caplog.text
+
+
+def test_a_server_that_goes_away_in_the_middle_of_a_restore_loses_nothing(
+    s3: S3Server, switched: tuple[FaultProxy, Switch], prefix: str, tmp_path: Path
+) -> None:
+    """The directory has an older step, which is not what the run was at."""
+    proxy, switch = switched
+    training = Training()
+    with with_mirror(tmp_path / "chk", training, s3.mirror(prefix)) as manager:
+        for step in (1, 2):
+            training.steps(manager, 1)
+            wait_uploaded(manager, step)
+    shutil.rmtree(tmp_path / "chk" / "step-00000002")
+    mirror = s3.mirror(prefix, port=proxy.port)
+    source = MirrorReader(mirror, sleep=lambda seconds: None)
+
+    def look(found: FoundCheckpoint) -> None:
+        if found.remote is not None:
+            switch.is_on = False
+            found.reader.verify(found.files)
+
+    with pytest.raises(StorageError):
+        Restorer(tmp_path / "chk", remote=source, shows_progress=False).find(None, look)

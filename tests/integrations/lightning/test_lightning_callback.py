@@ -23,13 +23,12 @@ from lightning.pytorch.callbacks import (  # noqa: E402
 )
 from lightning.pytorch.demos.boring_classes import BoringModel  # noqa: E402
 from lightning.pytorch.strategies import FSDPStrategy  # noqa: E402
-from torch.utils.data import DataLoader, Sampler  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
 
 import checkfreq  # noqa: E402
 from checkfreq.errors import ConfigError  # noqa: E402
 from checkfreq.integrations.lightning import CheckFreqCallback  # noqa: E402
 from checkfreq.store.store import CheckpointStore  # noqa: E402
-from iterators import NotResumableError  # noqa: E402
 from tests.integrations.lightning.program import Net, Samples, train  # noqa: E402
 
 
@@ -89,19 +88,6 @@ def test_no_training_loader_is_nothing_to_train_on_as_without_ours(
     trainer = trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path)
     trainer.fit(Net(), nothing)
     assert trainer.global_step == 0
-
-
-def test_a_loader_whose_order_is_unknown_is_refused(tmp_path: Path) -> None:
-    class Mine(Sampler[int]):
-        def __iter__(self) -> Any:
-            return iter([3, 1, 2, 0])
-
-        def __len__(self) -> int:
-            return 4
-
-    trainer = trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path)
-    with pytest.raises(NotResumableError, match="custom sampler Mine"):
-        trainer.fit(Net(), loader(sampler=Mine()))
 
 
 @pytest.mark.parametrize("setting", ["fast_dev_run", "overfit_batches"])
@@ -213,20 +199,6 @@ def test_the_trainer_gets_its_loader_back(tmp_path: Path) -> None:
     assert trainer.fit_loop._data_source.instance is train_loader
     assert "run" not in vars(trainer.fit_loop.epoch_loop.val_loop)
     assert checkfreq.load(tmp_path / "chk")["model"].keys() == Net().state_dict().keys()
-
-
-def test_an_error_in_training_is_raised_as_it_is_and_the_run_resumes(tmp_path: Path) -> None:
-    class Fails(Net):
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            if batch_idx == 5:
-                raise ValueError("bad sample")
-
-    with pytest.raises(ValueError, match="bad sample"):
-        trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path).fit(Fails(), loader())
-    ours = CheckFreqCallback(tmp_path / "chk")
-    trainer = trainer_of(ours, folder=tmp_path)
-    trainer.fit(Net(), loader())
-    assert trainer.global_step == 7
 
 
 def test_a_checkpoint_of_lightning_s_counts_until_there_is_one_of_ours(tmp_path: Path) -> None:
