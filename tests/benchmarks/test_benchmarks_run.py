@@ -48,6 +48,14 @@ ROOT = Path(__file__).resolve().parents[2]
             ["--steps", "20", "--wait", "0", "--kills", "1", "--arms", "clean"],
             {"clean"},
         ),
+        (
+            "interference",
+            [
+                *("--model", "transformer", "--batch", "1", "--settle", "0", "--phase", "0.1"),
+                *("--stretch", "0.1", "--clean", "0.1"),
+            ],
+            {"static", "adaptive"},
+        ),
         ("report", ["--events", "200", "--rounds", "1"], {"one run", "many runs", "a short run"}),
         ("mirror", ["--mib", "1", "--rounds", "2"], {"upload", "training"}),
         ("restarts", [*TINY_RESTART, "--arms", "memory", "both"], {"memory", "both"}),

@@ -154,15 +154,3 @@ def test_it_prints_costs_equal_intervals_policies_and_the_target(tmp_path: Path)
     assert all(line["tokens"] == 32 and "image_size" not in line for line in lines)
     assert [line["place"] for line in lines if line["what"] == "policy"] == ["host"] * 2
     assert (lines[-1]["rival"], [each["k"] for each in lines[-1]["equal"]]) == (PEER, [2])
-
-
-COMMON = {
-    **{"model": "m", "batch": 2, "amp": False, "device": "cpu", "threads": 1, "bound": 0.035},
-    "image_size": 32,
-    **{"state_mib": 85.3, "iteration_ms": 40.0, "command": "python -m c", "commit": "abc1234"},
-    **{"machine": {"cores": 2, "accelerator": None}, "versions": {"torch": "2.13.0"}},
-}
-
-
-def line(what: str, arm: str, **fields: object) -> dict[str, object]:
-    return {"benchmark": "frequency", "what": what, "arm": arm, **COMMON, **fields}

@@ -136,12 +136,3 @@ def test_restarts_are_told_apart_where_the_bytes_are_known(tmp_path: Path) -> No
     each = on_nodes["restarts"]
     assert each["memory"]["lost_s"] < each["shared"]["lost_s"]  # type: ignore[index]
     assert each["local"]["per_day"] > 0  # type: ignore[index]
-
-
-def simulated(gpus: int, **changed: Any) -> dict[str, Any]:
-    """A line of a setting that is measured."""
-    line = {"benchmark": "goodput", "setting": "measured", "model": "m", "rate": "research", **HOW}
-    line |= {"iteration_s": 0.5, "cost_s": 0.01, "durable_s": 2.0, "restart_s": 7.0}
-    line |= {"gpus": gpus, "mtbf_s": 3600.0, "notice_s": 0.0, "goodput": {"bound": 0.5}}
-    line["figures"] = dict.fromkeys(("iteration_s", "cost_s", "durable_s", "restart_s"), "given")
-    return {**line, **changed}
