@@ -172,7 +172,8 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "damage"), zip(["model.safetensors"] * 3 + ["manifest.json"], DAMAGES, strict=True)
+    ("name", "damage"),
+    [*zip(["model.safetensors"] * 3 + ["manifest.json"], DAMAGES, strict=True)],
 )
 def test_the_manager_walks_back_says_so_and_quarantines(
     name: str, damage: str, damaged: Sound, caplog: pytest.LogCaptureFixture

@@ -74,7 +74,9 @@ def test_state_captured_on_two_ranks_is_loaded_by_any_number(tmp_path: Path, spl
     assert ranks.run(2, ranks.load_note, tmp_path) == [0, 1]
 
 
-@pytest.mark.parametrize(("kind", "world"), [("THREAD", 2), ("PROCESS", 1)])
+@pytest.mark.parametrize(
+    ("kind", "world"), [("THREAD", 2), pytest.param("PROCESS", 1, marks=pytest.mark.more)]
+)
 def test_a_save_in_the_background_is_whole(tmp_path: Path, kind: str, world: int) -> None:
     assert ranks.run(world, ranks.save_in_background, tmp_path, kind) == [True] * world
 

@@ -285,7 +285,7 @@ def train(
         seed=5,
         mode=CFMode.MANUAL,
         chk_freq=1,
-        config=config,
+        config=config or CFConfig(verify_settled=True),
     )
     trainer = lightning.Trainer(
         accelerator="cpu",
