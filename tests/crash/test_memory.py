@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from checkfreq import CFCheckpoint, CFManager, CFMode, faults
+from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.persist import handover
 from checkfreq.persist.handover import Offer
 from checkfreq.persist.process import AdoptedWorker
@@ -285,35 +285,6 @@ def test_larger_state_gets_larger_slots(chk_dir: Path, whole: dict[int, str]) ->
 
 
 # ---- killed during the hand-over
-
-
-HANDED = faults.POINTS_OF_A_HANDOVER
-
-
-@pytest.mark.parametrize("victim", ["both"])
-@pytest.mark.parametrize("point", HANDED)
-def test_a_kill_during_the_hand_over_loses_nothing(
-    point: str, victim: str, chk_dir: Path, whole: dict[int, str]
-) -> None:
-    """The first run's worker has the faults of the worker, the second trainer its own."""
-    by_worker = point.startswith("linger.")
-    script = f"{point}:kill-{victim}"
-    log = killed(run_in(chk_dir, worker_faults=script if by_worker else ""))
-    if not by_worker:
-        offered(chk_dir).close()
-    second = Trainer(run_in(chk_dir, trainer_faults="" if by_worker else script))
-    code = second.finish()
-    assert code == -9 if not by_worker else code in (0, -9)
-
-    after = run_to_end(run_in(chk_dir))
-
-    assert after.restored is not None
-    step, digest = after.restored
-    assert whole[step] == digest
-    assert step >= max(log.durable, default=0)
-    assert verify_all(chk_dir)[-1] == NUM_STEPS
-    if step < NUM_STEPS:
-        assert after.boundaries[NUM_STEPS] == whole[NUM_STEPS]
 
 
 def test_runs_killed_at_random_instants_end_with_the_same_bits(

@@ -26,16 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 Done = subprocess.CompletedProcess[str]
 
 
-def checkfreq(s3: S3Server, *words: object, cwd: Path, secret: str = SECRET) -> Done:
-    environ = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3.port}",
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": KEY_ID,
-        "AWS_SECRET_ACCESS_KEY": secret,
-    }
+def checkfreq(s3: S3Server, *words: object, cwd: Path) -> Done:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **s3.variables()}
     done = subprocess.run(
         [sys.executable, "-m", "checkfreq.cli", *map(str, words)],
         capture_output=True,
@@ -46,7 +38,7 @@ def checkfreq(s3: S3Server, *words: object, cwd: Path, secret: str = SECRET) -> 
     )
     assert "Traceback" not in done.stderr
     for told in (done.stdout, done.stderr):
-        assert secret not in told
+        assert SECRET not in told
     return done
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -32,9 +30,6 @@ from tests.patience import slowness
 from tests.s3.conftest import ON_BOTH
 from tests.s3.program import (
     DEADLINE_S,
-    Child,
-    Job,
-    train_until_stopped,
     wait_until_state,
     wait_uploaded,
 )
@@ -168,61 +163,6 @@ def test_what_only_the_directory_has_is_not_removed_while_the_server_is_away(
     found = MirrorReader(s3.mirror(prefix))
     assert found.steps()[-1] == 6
     assert found.verify(6) == CheckpointStore(chk_dir).manifest(6)
-
-
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [("SIGUSR1", Fault.FAIL), ("SIGTERM", Fault.HANG)],
-)
-def test_a_server_that_is_away_does_not_hold_up_a_run_that_is_told_to_stop(
-    name: str,
-    fault: Fault,
-    s3: S3Server,
-    switched: tuple[FaultProxy, Switch],
-    prefix: str,
-    tmp_path: Path,
-) -> None:
-    """It would be waited for for 300 s (Mirror.wait_on_close_s); the child is given less."""
-    proxy, switch = switched
-    mirror, chk_dir = s3.mirror(prefix, port=proxy.port), tmp_path / "chk"
-    job = Job(str(chk_dir), mirror, waits_for_uploads=fault is Fault.FAIL)
-    child = Child(train_until_stopped, job, name)
-    assert child.read() == ("uploaded",)
-    switch.fault, switch.is_on = fault, False
-    child.say("go on")
-    assert child.read_all() == ([], 75)
-    assert CheckpointStore(chk_dir).steps()[-1] == 3
-    assert MirrorReader(s3.mirror(prefix)).steps() == [1]
-
-
-@pytest.mark.parametrize("says", ["SIGTERM", "deadline"])
-def test_the_last_upload_leaves_time_to_end(
-    says: str,
-    s3: S3Server,
-    switched: tuple[FaultProxy, Switch],
-    prefix: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Before a known end, and where SIGTERM comes when nobody had said how soon the end is."""
-    proxy, switch = switched
-    training, mirror = Training(), s3.mirror(prefix, port=proxy.port)
-    ends_at_unix_s = time.time() + 15.0 * slowness()
-    known = {"stop_grace_s": 10.0} if says == "SIGTERM" else {"deadline": ends_at_unix_s}
-    settings = config(mirror=mirror, **known)
-    with managed(tmp_path / "chk", training.chk, config=settings, chk_freq=1) as manager:
-        training.steps(manager, 1)
-        wait_uploaded(manager, 1)
-        switch.fault, switch.is_on = Fault.HANG, False
-        os.kill(os.getpid(), signal.SIGUSR1)
-        training.steps(manager, 1)
-        assert manager.stopped
-        if says == "SIGTERM":
-            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    left_s = manager._session.last_moment.grace_left_s() or ends_at_unix_s - time.time()
-    assert left_s > 1.0
-    assert "step 2 is not in the mirror" in caplog.text
-    assert "was killed" not in caplog.text
 
 
 def test_a_frozen_weight_that_was_damaged_on_its_way_is_sent_again(
