@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.lab.usage import tenths
 from checkfreq.examples.imagenet.options import is_installed
 from tests.fork_server import FORK_SERVER
 
@@ -48,6 +47,14 @@ ROOT = Path(__file__).resolve().parents[2]
             "crashtest",
             ["--steps", "20", "--wait", "0", "--kills", "1", "--arms", "clean"],
             {"clean"},
+        ),
+        (
+            "interference",
+            [
+                *("--model", "transformer", "--batch", "1", "--settle", "0", "--phase", "0.1"),
+                *("--stretch", "0.1", "--clean", "0.1"),
+            ],
+            {"static", "adaptive"},
         ),
         ("report", ["--events", "200", "--rounds", "1"], {"one run", "many runs", "a short run"}),
         ("mirror", ["--mib", "1", "--rounds", "2"], {"upload", "training"}),
@@ -109,26 +116,6 @@ def test_restores_print_a_line_per_memory_and_arm(tmp_path: Path) -> None:
         assert all("met" in by_arm[arm] and by_arm[arm]["peak_mib"] < 512 for arm in ours)
 
 
-def test_the_limits_have_quartiles_where_there_are_several_rounds(tmp_path: Path) -> None:
-    once = lines_of("limits", "--gib", "0.004", "--rounds", "1", folder=tmp_path)
-    (tmp_path / "stdout").unlink()
-    lines = lines_of("limits", "--gib", "0.004", "--rounds", "2", folder=tmp_path)
-    assert {line["arm"] for line in lines} >= {"write, page cache", "copy", "read, direct, fresh"}
-    assert not any("low" in line or "high" in line for line in once)
-    for line in lines:
-        low, high = line["low"], line["high"]
-        assert low["median_s"] <= line["median_s"] <= high["median_s"]
-        assert low["gb_per_s"] <= line["gb_per_s"] <= high["gb_per_s"]
-        assert line["storage"]
-
-
-def test_saves_come_in_tenths_of_which_the_first_has_two_at_least() -> None:
-    assert tenths(500) == [50] * 10
-    assert tenths(20) == [2] * 10
-    assert tenths(5) == [2, 1, 1, 1]
-    assert sum(tenths(507)) == 507
-
-
 @pytest.mark.skipif(not is_installed("torchvision"), reason="torchvision is not installed")
 def test_the_iterators_print_a_line_per_arm_and_place(tmp_path: Path) -> None:
     small = ("--samples", "1000", "--repeats", "1", "--ids", "1000", "--pairs", "3")
@@ -172,11 +159,30 @@ def test_boundaries_of_ranks_print_a_line_for_each_number_of_them(tmp_path: Path
     assert {"share", "median_us", "checkpoints"} <= line.keys()
 
 
-def test_the_simulations_print_a_line_for_each_scenario(tmp_path: Path) -> None:
-    small = ("--seeds", "1", "--failures", "20")
-    lines = run_forked("simulate", *small, output=tmp_path / "stdout")
-    arms = {line["arm"] for line in lines}
-    assert {"closed form", "3-minute stall every 18 minutes", "bursty"} <= arms
+@pytest.mark.parametrize(
+    ("name", "arguments", "arms"),
+    [
+        (
+            "simulate",
+            ["--seeds", "1", "--failures", "20"],
+            {"closed form", "3-minute stall every 18 minutes", "bursty"},
+        ),
+        (
+            "interval",
+            [
+                *("--seeds", "1", "--iterations", "300"),
+                *("--cached-seeds", "2", "--cached-iterations", "120"),
+            ],
+            {"neighbours"},
+        ),
+        ("traces", ["replay", "throttled"], {"throttled"}),
+    ],
+)
+def test_what_is_simulated_prints_a_line_for_each_arm(
+    name: str, arguments: list[str], arms: set[str], tmp_path: Path
+) -> None:
+    lines = run_forked(name, *arguments, output=tmp_path / "stdout")
+    assert arms <= {line.get("arm") for line in lines}
 
 
 TINY_WINDOWS = ("--model", "transformer", "--batch", "1")
@@ -218,9 +224,3 @@ def test_overhead_prints_auto_frozen_swept_and_smallest_interval(tmp_path: Path)
     assert list(by_arm) == ["auto", "frozen", "sweep", "smallest"]
     assert by_arm["auto"]["k"] == by_arm["frozen"]["k"] == by_arm["smallest"]["k"]
     assert {"estimate", "low", "high", "rounds", "seconds", "met"} <= by_arm["frozen"].keys()
-
-
-def test_overhead_measures_auto_itself_too(tmp_path: Path) -> None:
-    short = ("--max-seconds", "0", "--warm-up-seconds", "0", "--window", "2", "--bounds", "0.5")
-    lines = lines_of("overhead", *TINY_WINDOWS, *short, "--live", folder=tmp_path)
-    assert [(line["arm"], line["bound"], line["rounds"]) for line in lines] == [("live", 0.5, 1)]

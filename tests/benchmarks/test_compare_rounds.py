@@ -8,13 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
-from benchmarks.compare import measure as compare
 from benchmarks.compare.measure import measure
-from benchmarks.compare.runs import RAW
-from benchmarks.lab.capacity import shortage
-from benchmarks.peers import OURS, PEERS, Peer, Saver, Training
+from benchmarks.peers import Peer, Saver, Training
 from benchmarks.peers.folders import InFolders
 from benchmarks.peers.torch_files import TorchSave
 
@@ -83,14 +79,6 @@ def test_restores_follow_all_measured_saves_and_only_they_keep_checkpoints(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_arm_that_restores_like_a_different_one_is_closed_before_restores(
-    tmp_path: Path,
-) -> None:
-    said: list[str] = []
-    measure([noted("one", said, like="other")], options(tmp_path))
-    assert said == ["save 1", "discard 0"] * 2 + ["close 0"]
-
-
 class Breaks(Noted):
     """Fails at the given call."""
 
@@ -129,15 +117,6 @@ def test_a_peer_that_fails_is_closed_and_out_and_the_others_go_on(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_if_ours_fails_the_run_does_and_all_is_closed(tmp_path: Path) -> None:
-    said: list[str] = []
-    ours = peer(OURS, partial(Breaks, said=[], at="save"))
-    with pytest.raises(OSError, match="it is broken"):
-        measure([noted("one", said), ours], options(tmp_path))
-    assert said[-1].startswith("close")
-    assert list(tmp_path.iterdir()) == []
-
-
 class Forgets(TorchSave):
     """Brings everything back but a moment of the last parameter."""
 
@@ -157,34 +136,3 @@ def test_an_arm_that_restores_a_different_state_has_failed(tmp_path: Path) -> No
 
     _, failed = measure([peer("one", make)], options(tmp_path))
     assert failed == {"one": "ValueError: the restored state differs from the saved one"}
-
-
-def test_ours_and_the_raw_disk_are_measured_in_every_round(tmp_path: Path) -> None:
-    rounds, _ = measure([PEERS[OURS]], options(tmp_path))
-    assert [RAW in each for each in rounds] == [True, True, False, True, True]
-    assert all(OURS in each for each in rounds)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_state_that_is_too_large_is_refused_with_its_requirements(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["compare", "--gib", "1e9", "--folder", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"needs \d+\.\d GiB of memory, .* fewer --arms"):
-        compare.main()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_memory_is_required_for_every_copy_that_is_made(tmp_path: Path) -> None:
-    cpu = torch.device("cpu")
-    assert shortage(2**20, cpu, tmp_path) is None
-    for what, copies in (("memory", {"copies": 2.0**40}), ("disk", {"on_disk": 2.0**40})):
-        why_not = shortage(2**20, cpu, tmp_path, **copies)
-        assert why_not is not None
-        assert f"GiB of {what}, " in why_not
-
-
-def test_the_docstring_names_the_memory_that_all_peers_need() -> None:
-    restoring = [each for each in PEERS.values() if not each.restores_as]
-    assert len(restoring) + 2 == 10  # of the disk
-    assert 1 + 1 + sum(each.keeps for each in PEERS.values()) + 3 == pytest.approx(11.1)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from benchmarks.frequency.decided import DecidedManager, is_decided
+from benchmarks.frequency.decided import DecidedManager
 from benchmarks.lab.training import Loop
 from checkfreq.policy.tuner import Iteration, Measured, Verdict
 
@@ -62,22 +60,3 @@ def test_a_decider_gets_each_iteration_and_its_checkpoints(tmp_path: Path) -> No
     # and a checkpoint's call is in the next, of which the stretch's last one may have none
     assert {x for x in decider.started_s.values() if x <= max(begins)} <= begins
     assert begins & set(decider.started_s.values())
-
-
-def test_a_commit_is_found_at_the_end_of_many_events(tmp_path: Path) -> None:
-    decided = DecidedManager.__new__(DecidedManager)
-    decided._folder = tmp_path
-    lines = [{"kind": "committed", "step": step, "text": "x" * 1000} for step in range(100)]
-    text = "\n".join(map(json.dumps, [*lines, {"kind": "pruned", "step": 98}]))
-    (tmp_path / "events.jsonl").write_text(f"{text}\n")
-    assert decided._committed()["step"] == 99
-
-
-@pytest.mark.parametrize(
-    ("windows", "seconds", "decided"),
-    [(None, 0.0, False), (None, -61.0, True), (0, 0.0, True), (7, 99.0, False), (8, 99.0, True)],
-)
-def test_a_policy_has_its_windows_or_its_time_and_longer_without_a_plan(
-    windows: int | None, seconds: float, decided: bool
-) -> None:
-    assert is_decided(lambda: windows, at_most=8, seconds=seconds)() == decided

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.demo import EPOCHS, INTERVAL, Kill, compare, picture
-from benchmarks.lab.rawio import raw_write
+from benchmarks.demo import EPOCHS, INTERVAL, Kill, compare
 from benchmarks.lab.runs import Run
 
 LENGTH, ALL = 50, 800
@@ -77,42 +76,3 @@ def test_a_kill_may_lose_two_intervals_but_no_checkpoint_being_written(
 ) -> None:
     kill = Kill(when="in the test", at_unix_s=0.0, at_step=at_step, written_step=written_step)
     assert kill.claim(restored_step, LENGTH).holds is holds
-
-
-def test_the_picture_shows_both_runs_and_the_kill(tmp_path: Path) -> None:
-    runs = [run_that_left(tmp_path / name) for name in "ab"]
-    for run, seconds in zip(runs, (10, 20), strict=True):
-        run.starts_unix_s = [1000.0]
-        lines = [{"batch": n, "step": n, "time_unix_s": 1000.0 + seconds * n / 9} for n in range(9)]
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (run.chk_dir.parent / "history.jsonl").write_text(text)
-    kill = Kill(when="now", at_unix_s=1005.0, at_step=2, written_step=None)
-    drawn = "\n".join(picture(*runs, [kill])).partition("iteration")[0]
-    assert [drawn.count(mark) for mark in ".oX"] == [8, 9, 1]  # both begin at one point
-
-
-def test_a_run_that_is_abandoned_ends(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", [], module="timeit")
-    run.abandon()
-    with pytest.raises(SystemExit):
-        run.finish()
-
-
-def test_a_checkpoint_being_written_is_seen_by_its_temporary_name(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", [], deadline_s=time.monotonic() + 60)
-    assert run.being_written() is None
-    (run.chk_dir / ".tmp-40-0f0f").mkdir(parents=True)
-    assert run.being_written() == 40
-
-
-def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
-    run = run_that_left(tmp_path / "run")
-    with (tmp_path / "run" / "history.jsonl").open("a") as history:
-        history.write('{"epoch": 0, "batch": 7, "step": 7}\n{"epoch": 0, "ba')
-    assert run.steps() == [7]
-
-
-def test_raw_write_measures_the_bytes_asked_for_and_leaves_nothing(tmp_path: Path) -> None:
-    raw = raw_write(tmp_path, num_bytes=100_001, chunk_bytes=8192, rounds=2)
-    assert (raw.num_bytes, raw.bytes_per_s > 0) == (100_001, True)
-    assert list(tmp_path.iterdir()) == []

@@ -58,16 +58,6 @@ def test_who_has_two_slots_is_busy_for_the_longer_of_copy_and_persist() -> None:
     assert found.smallest == Smallest(3, 3)
 
 
-def test_a_cost_below_zero_is_none() -> None:
-    found = cost_of([Alone(-0.01, 0.0, 0.1)], iteration_s=0.1, bound=0.035)
-    assert (found.smallest, found.cost_s) == (Smallest(1, 1), -0.01)
-
-
-def test_a_kill_loses_half_an_interval_and_what_is_not_durable() -> None:
-    found = cost_of([Alone(0.01, 0.0, 0.5)], iteration_s=0.1, bound=0.035)
-    assert found.lost_s(30) == pytest.approx(2.0)
-
-
 def cost(k: int, *, by_storage: int = 1) -> Cost:
     smallest = Smallest(k, by_storage)
     return Cost(0.1, (0.1, 0.1), 0.2, (0.2, 0.2), smallest, iteration_s=0.1, num_saves=6)
@@ -94,44 +84,11 @@ def test_our_smallest_interval_is_one_that_kept_the_bound_in_windows() -> None:
     assert verdict.met
 
 
-def test_nothing_is_met_by_an_interval_that_was_not_tried_or_did_not_keep_the_bound() -> None:
-    assert not findings().verdict().met
-    verdict = findings(ours_5=measured(0.04)).verdict()
-    assert (verdict.k, verdict.met) == (5, False)
-
-
-def test_a_ratio_above_the_allowed_one_is_not_met() -> None:
-    found = findings(ours_5=measured(0.04), ours_20=measured(0.034), ours_21=measured(0.03))
-    assert found.verdict().met
-    del found.tried["ours", 20]
-    assert (found.verdict().ratio, found.verdict().met) == (21 / 40, False)
-
-
 def test_an_interval_shorter_than_costs_allow_counts_only_if_it_is_beyond_chance() -> None:
     assert findings(ours_3=measured(0.03, 0.02)).smallest_kept("ours") is None
     assert findings(ours_3=measured(0.03, 0.0051)).smallest_kept("ours") is None
     assert findings(ours_3=measured(0.03, 0.0049)).smallest_kept("ours") == 3
     assert findings(ours_5=measured(0.03, 0.02)).smallest_kept("ours") == 5
-
-
-def test_a_single_round_keeps_nothing() -> None:
-    unknown = Estimate(0.02, math.inf, -math.inf, math.inf)
-    found = findings(ours_5=unknown, ours_50=unknown)
-    assert not found.keeps(("ours", 5))
-    assert found.smallest_kept("ours") is None
-    assert not found.verdict().met
-
-
-def test_intervals_measured_for_other_purposes_do_not_count_as_smallest() -> None:
-    found = findings(ours_3=measured(0.01), ours_5=measured(0.01))
-    found.aside = {("ours", 3)}
-    assert found.smallest_kept("ours") == 5
-    assert found.verdict().k == 5
-
-
-def test_an_interval_whose_saves_wait_is_not_kept() -> None:
-    found = findings(fast_2=measured(0.01), fast_3=measured(0.01))
-    assert found.smallest_kept("fast") == 3
 
 
 def test_a_peer_counts_with_the_smaller_of_its_measured_and_calculated_interval() -> None:
@@ -148,14 +105,6 @@ def test_the_next_interval_is_what_the_last_ones_overhead_suggests(
     overhead: float, following: int
 ) -> None:
     assert findings(fast_40=measured(overhead)).next_to_try(("fast", 40)) == following
-
-
-def test_an_interval_that_is_due_comes_first() -> None:
-    assert findings().next_to_try(("fast", 40)) == 40
-
-
-def test_the_closest_peers_are_those_with_the_shortest_intervals_by_cost() -> None:
-    assert findings().closest(1) == ["fast"]
 
 
 def test_at_an_equal_interval_ours_is_compared_with_the_lowest_other() -> None:

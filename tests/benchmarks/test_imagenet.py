@@ -16,6 +16,9 @@ if importlib.util.find_spec("torchvision") is None:
 from benchmarks.make_images import ImageSet, make
 from checkfreq.examples.imagenet import options
 from checkfreq.examples.imagenet import train as imagenet
+from checkfreq.examples.imagenet.images import open_images
+from checkfreq.examples.imagenet.models import MODELS, SMALLEST_IMAGE, build, logits_of, loss_of
+from checkfreq.examples.imagenet.ranks import Ranks
 from iterators import CFIterator, ResumableDataLoader
 
 IMAGES = ImageSet(classes=2, train=9, val=2, smallest=24, largest=40)
@@ -119,24 +122,6 @@ def test_a_forced_stop_in_mid_epoch_resumes_to_the_same_bits(
     assert ends == [{"epoch": epoch, "served": 18, "exactly_once": True} for epoch in range(EPOCHS)]
 
 
-def test_a_finished_run_started_again_trains_no_further(script: Script) -> None:
-    first = script.run(*RESUMABLE, "--chk-freq", "0")
-    assert script.run(*RESUMABLE, "--chk-freq", "0")["weights"] == first["weights"]
-    assert len([line for line in script.history() if "step" in line]) == EPOCHS * STEPS_PER_EPOCH
-
-
-def test_fresh_starts_over(script: Script, reference: dict[str, Any]) -> None:
-    script.run(*RESUMABLE, "--chk-freq", "2", "--steps-to-run", "3", "--seed", "1")
-    report = script.run(*RESUMABLE, "--chk-freq", "0", "--fresh")
-    assert report["weights"] == reference["weights"]
-
-
-def test_a_plain_loader_trains_without_checkfreq(script: Script) -> None:
-    report = script.run("--noeval", "--epochs", "1")
-    assert report.keys() == {"weights", "optimizer", "learning_rate", "best"}
-    assert not script.chk_dir.exists()
-
-
 @pytest.mark.dali
 def test_dali_with_a_forced_stop_in_mid_epoch_resumes_to_the_same_bits(
     script: Script, tmp_path: Path, data: Path
@@ -151,16 +136,49 @@ def test_dali_with_a_forced_stop_in_mid_epoch_resumes_to_the_same_bits(
     assert ends == [{"epoch": epoch, "served": 18, "exactly_once": True} for epoch in range(EPOCHS)]
 
 
-@pytest.mark.dali
-def test_dalis_own_reader_trains_without_checkfreq(script: Script) -> None:
-    script.run("--dali", "--epochs", "1")
-    assert len([line for line in script.history() if "step" in line]) == STEPS_PER_EPOCH
+def test_other_classes_to_validate_on_are_refused(tmp_path: Path) -> None:
+    make(tmp_path, images=IMAGES)
+    (tmp_path / "val" / "000-stripes").rename(tmp_path / "val" / "other")
+    with pytest.raises(FileNotFoundError, match="only one of them has 000-stripes, other"):
+        open_images(tmp_path, image_size=32)
 
 
-@pytest.mark.dali
-def test_dali_needs_a_folder_for_each_set(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="--dali needs the folders train/ and val/ in it"):
-        imagenet.main(["--data", str(tmp_path), "--dali"])
+@pytest.mark.parametrize("arch", [*MODELS, "resnet34", "vgg11", "googlenet"])
+def test_every_model_has_the_classes_asked_for(arch: str) -> None:
+    with torch.device("meta"):
+        model = build(arch, num_classes=7)
+    side = max(64, SMALLEST_IMAGE.get(arch, 0))
+    output = model.train()(torch.zeros(2, 3, side, side, device="meta"))
+    assert logits_of(output).shape == (2, 7)
+
+
+def test_loss_of_inception_counts_the_auxiliary_head_at_four_tenths() -> None:
+    logits, aux, target = torch.randn(4, 3), torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
+    criterion = torch.nn.CrossEntropyLoss()
+    both = loss_of(criterion, output=(logits, aux), target=target)
+    assert torch.equal(both, criterion(logits, target) + 0.4 * criterion(aux, target))
+
+
+def test_a_launched_rank_has_the_device_of_its_number_on_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    launched = Ranks.launched()
+    assert launched == Ranks(rank=5, world=8, local_rank=1)
+    assert launched.device("cuda") == torch.device("cuda:1")
+    assert launched.device("cuda:3") == torch.device("cuda:3")
+
+
+def test_the_learning_rate_warms_up_and_then_falls_to_a_tenth_or_along_a_cosine(
+    tmp_path: Path,
+) -> None:
+    for flags, factors in (
+        (("--warmup-epochs", "3"), [0.01, 0.505, 0.1, 0.01, 0.001]),
+        (("--warmup-epochs", "0", "--lr-schedule", "cosine"), [1.0, 0.933, 0.75, 0.25, 0.0]),
+    ):
+        args = options.parse(["--data", str(tmp_path), "--epochs", "9", *flags])
+        assert [round(imagenet.lr_factor(done, args), 4) for done in (0, 1.5, 3, 6, 9)] == factors
 
 
 def test_pads_do_not_count_in_the_loss() -> None:
@@ -176,35 +194,3 @@ def test_pads_do_not_count_in_the_loss() -> None:
         share = imagenet.Share.of(rank)
     assert share.weights is not None
     assert (share.weights.tolist(), share.num_samples, share.world) == ([0.0], 3, 4)
-
-
-def test_a_folder_without_images_is_reported_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="Couldn't find any class folder"):
-        imagenet.main(["--data", str(tmp_path)])
-
-
-def lr_factors(tmp_path: Path, *flags: str) -> list[float]:
-    args = options.parse(["--data", str(tmp_path), "--epochs", "9", *flags])
-    return [round(imagenet.lr_factor(epochs_done, args), 4) for epochs_done in (0, 1.5, 3, 6, 9)]
-
-
-def test_learning_rate_warms_up_and_then_falls_to_a_tenth_after_each_third(tmp_path: Path) -> None:
-    flags = ("--warmup-epochs", "3")
-    assert lr_factors(tmp_path, *flags) == [0.01, 0.505, 0.1, 0.01, 0.001]
-
-
-def test_learning_rate_falls_along_a_cosine(tmp_path: Path) -> None:
-    flags = ("--warmup-epochs", "0", "--lr-schedule", "cosine")
-    assert lr_factors(tmp_path, *flags) == [1.0, 0.933, 0.75, 0.25, 0.0]
-
-
-def test_the_digest_covers_name_type_shape_and_bits() -> None:
-    base = {"w": torch.tensor([1.0, 2.0])}
-    others = [
-        {"v": base["w"]},
-        {"w": base["w"].double()},
-        {"w": base["w"].reshape(1, 2)},
-        {"w": torch.tensor([1.0, -2.0])},
-    ]
-    assert imagenet.digest(base) == imagenet.digest({"w": base["w"].clone()})
-    assert len({imagenet.digest(state) for state in (base, *others)}) == 5

@@ -23,14 +23,6 @@ def refusal(tmp_path: Path, capsys: Capture, *flags: str) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("arch", ["resnet34", "resnet152", "vgg11", "vgg19_bn", "inception_v3"])
-def test_every_resnet_vgg_and_inception_is_taken_with_an_image_size_that_it_trains_on(
-    tmp_path: Path, arch: str
-) -> None:
-    args = parse(tmp_path, "-a", arch)
-    assert args.image_size == (299 if arch == "inception_v3" else 224)
-
-
 def test_flags_of_the_original_script_are_taken(tmp_path: Path) -> None:
     args = parse(
         tmp_path,
@@ -72,19 +64,3 @@ def test_unusable_options_are_refused_with_a_sentence(
     flags: tuple[str, ...], sentence: str, tmp_path: Path, capsys: Capture
 ) -> None:
     assert sentence in refusal(tmp_path, capsys, *flags)
-
-
-def test_dali_is_asked_for_where_it_is_not_installed(
-    tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(options, "is_installed", lambda module: False)
-    assert 'pip install "checkfreq[dali]"' in refusal(tmp_path, capsys, "--dali")
-    monkeypatch.undo()
-    assert options.is_installed("json")
-    assert not options.is_installed("json.no_such_module")
-    assert not options.is_installed("no_such_package.module")
-
-
-def test_the_older_launchers_argument_is_taken(tmp_path: Path) -> None:
-    assert parse(tmp_path, "--local-rank=1").local_rank == 1
-    assert parse(tmp_path, "--local_rank", "1").local_rank == 1

@@ -17,9 +17,6 @@ from torch import nn
 
 from benchmarks.peers import OURS, PEERS, Peer, Saver, Training, installed
 from benchmarks.peers.folders import InFolders, Pending
-from benchmarks.peers.ours import CheckFreq
-from checkfreq import CFManager
-from checkfreq.errors import StateError
 from tests.fork_server import FORK_SERVER
 
 #: Runs what users have beside us: large frameworks (`make test-more`).
@@ -224,68 +221,3 @@ def test_the_first_update_after_a_save_waits_for_the_copy(tmp_path: Path) -> Non
     saver.finish()
     saver.close()
     assert counts == [0, 1, 1]
-
-
-def test_only_the_newest_checkpoint_stays(tmp_path: Path) -> None:
-    saver = InFolders(tmp_path, Waits(), sync=True)
-    for _ in range(3):
-        saver.boundary(save=True)
-        saver.finish()
-    saver.close()
-    assert saver.files() == [tmp_path / "step-3" / "all"]
-    assert [path.name for path in tmp_path.iterdir()] == ["step-3"]
-
-
-def test_a_checkpoint_that_is_discarded_leaves_no_file(tmp_path: Path) -> None:
-    saver = InFolders(tmp_path, Waits(), sync=True)
-    for _ in range(2):
-        saver.boundary(save=True)
-        saver.finish()
-        saver.discard()
-        assert list(tmp_path.iterdir()) == []
-    saver.close()
-
-
-class Counting(CheckFreq):
-    """Notes its managers."""
-
-    def __init__(self, folder: Path, training: Training) -> None:
-        self.managers: list[CFManager] = []
-        super().__init__(folder, training)
-
-    def _new_manager(self) -> CFManager:
-        self.managers.append(super()._new_manager())
-        return self.managers[-1]
-
-
-def test_every_restore_of_ours_uses_a_new_manager_that_ends_after_it(
-    tmp_path: Path,
-) -> None:
-    training = tiny()
-    saver = Counting(tmp_path, training)
-    for save in (False, True):
-        saver.boundary(save=save)
-        train(training, saver, waits=False)
-    saver.finish()
-    restored = []
-    for _ in range(2):
-        saver.prepare_restore()
-        restored.append(len(saver.managers))
-        saver.restore()
-        saver.rest()
-        with pytest.raises(StateError):
-            saver.managers[-1].step()
-    with pytest.raises(AssertionError, match="prepare_restore comes first"):
-        saver.restore()
-    saver.close()
-    assert restored == [2, 3]
-
-
-def test_libraries_that_are_not_installed_are_skipped_with_a_sentence(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    make = PEERS["torch.save"].make
-    strange = Peer("strange", make, ("no_such_package",), synced=True)
-    among = {**PEERS, "strange": strange}
-    assert list(installed(["strange", "torch.save"], among=among)) == [OURS, "torch.save"]
-    assert capsys.readouterr().err == "no_such_package is not installed: without 'strange'\n"

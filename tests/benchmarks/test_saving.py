@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from argparse import Namespace
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-
-from benchmarks.lab.saving import Work, sample, shown, spread
+from benchmarks.lab.saving import Work, sample
 from benchmarks.peers import Saved
-from benchmarks.peers.ours import CheckFreq
-from benchmarks.sharded import measure as sharded
 
 
 class Scripted:
@@ -66,36 +60,3 @@ def test_clean_iterations_are_remembered_across_arms() -> None:
     assert len(recent_s) == 3
     assert recent_s[-1] < 100.0
     assert figures["added_s"] < -199.0  # two iterations, against one of 100 s
-
-
-def test_times_that_stop_training_are_in_milliseconds() -> None:
-    assert shown({"held_s": 0.5, "first_added_s": 0.25, "durable_s": 1.5}) == {
-        "held_ms": 500.0,
-        "first_added_ms": 250.0,
-        "durable_s": 1.5,
-    }
-
-
-def test_quartiles_are_shown_like_the_medians() -> None:
-    assert spread({"held_s": [0.5, 0.1, 0.2], "durable_s": [3.0]}) == {
-        "low": {"held_ms": 150.0, "durable_s": 3.0},
-        "high": {"held_ms": 350.0, "durable_s": 3.0},
-    }
-
-
-def test_savers_of_ranks_are_closed_when_measuring_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    closed: list[CheckFreq] = []
-    close = CheckFreq.close
-
-    def noted(saver: CheckFreq) -> None:
-        closed.append(saver)
-        close(saver)
-
-    monkeypatch.setattr(CheckFreq, "close", noted)
-    args = Namespace(folder=tmp_path, tensors=4)
-    failing = pytest.raises(ValueError, match="process group has not been initialized")
-    with failing, sharded.replicated(args, 2**20, Work(1e-4)):
-        pass
-    assert len(closed) == 2

@@ -68,43 +68,12 @@ def test_a_table_without_result_lines_is_empty(tmp_path: Path) -> None:
         assert text == f"<!-- table {name} -->\n<!-- end -->"
 
 
-def test_saves_and_meetings_of_ranks_are_shown_apart_each_with_its_text(tmp_path: Path) -> None:
-    save = {"what": "sharded", "arm": "raw", "mib": 8, "world": 2, **HOW}
-    save |= {"durable_s": 0.5, "first_durable_s": 0.75, "durable_against_raw": 1.0}
-    meetings = [
-        {"what": "meeting", "world": world, "meetings": 500, "median_ms": ms, **HOW}
-        for world, ms in ((4, 0.3), (2, 9.0), (2, 0.1))
-    ]
-    lines = "".join(f"{json.dumps(x)}\n" for x in (save, *meetings))
-    (tmp_path / "sharded.jsonl").write_text(lines)
-    saves = with_tables("<!-- table sharded -->\n<!-- end -->", results=tmp_path)
-    assert "Several ranks: one save" in saves
-    assert saves.count("\n| ") == 2
-    assert "| sharded, 8 MiB | 2 | raw | - | - | - | 0.50 s | 0.75 s | 1.00 |" in saves
-    meeting = with_tables("<!-- table meeting -->\n<!-- end -->", results=tmp_path)
-    assert "A meeting of the ranks" in meeting
-    assert "| 2 | 0.10 ms | 500 |\n| 4 | 0.30 ms | 500 |" in meeting
-
-
 LIMIT = {"arm": "copy", "gib": 1.0, "gb_per_s": 2.0, "throughput_against_raw": 1.0, **HOW}
 
 
 def limits_of(*lines: dict[str, Any], results: Path) -> str:
     (results / "limits.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines))
     return with_tables("<!-- table limits -->\n<!-- end -->", results=results)
-
-
-def test_a_rate_is_shown_with_its_quartiles(tmp_path: Path) -> None:
-    ends = {"low": {"gb_per_s": 1.5}, "high": {"gb_per_s": 2.25}}
-    text = limits_of(LIMIT, {**LIMIT, "arm": "write", **ends}, results=tmp_path)
-    assert "| 1 GiB | copy | 2.00 | 1.00 |" in text
-    assert "| 1 GiB | write | 2.00 (1.50 to 2.25) | 1.00 |" in text
-
-
-def test_known_storage_is_named_below_the_table(tmp_path: Path) -> None:
-    text = limits_of({**LIMIT, "storage": "ext4 on vda"}, results=tmp_path)
-    assert "commit abc1234, 2 cores, torch 2.13.0, ext4 on vda  \n" in text
-    assert "| 1 GiB | copy |" in text  # one place needs no name
 
 
 @pytest.mark.parametrize(
@@ -124,24 +93,3 @@ def test_a_different_machine_or_disk_replaces_no_row(
     first, second = said
     assert f"| 1 GiB, {first} | copy | 3.00 | 1.00 |" in text
     assert f"| 1 GiB, {second} | copy | 2.00 | 1.00 |" in text
-
-
-def test_a_save_of_ranks_is_shown_with_its_quartiles(tmp_path: Path) -> None:
-    save = {"what": "sharded", "arm": "raw", "mib": 8, "world": 2, **HOW}
-    save |= {"durable_s": 0.5, "first_durable_s": 0.75, "durable_against_raw": 1.0}
-    save |= {"low": {"durable_s": 0.25}, "high": {"durable_s": 0.625}}
-    (tmp_path / "sharded.jsonl").write_text(json.dumps(save))
-    text = with_tables("<!-- table sharded -->\n<!-- end -->", results=tmp_path)
-    assert "| 0.50 s (0.25 to 0.62) | 0.75 s | 1.00 |" in text
-
-
-def test_overhead_table_counts_the_newest_line_of_each_run(tmp_path: Path) -> None:
-    run = {"arm": "frozen", "model": "m", "bound": 0.01, "threads": 1, "batch": 8, **HOW}
-    lines = [
-        {**run, "run": 1, "k": 9, "estimate": 0.02, "high": 0.03, "met": False},
-        {**run, "run": 1, "k": 10, "estimate": 0.008, "high": 0.012, "met": True},
-        {**run, "run": 2, "k": 11, "estimate": 0.006, "high": 0.013, "met": True},
-    ]
-    (tmp_path / "overhead.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in lines))
-    text = with_tables("<!-- table overhead -->\n<!-- end -->", results=tmp_path)
-    assert "| m | 1.00 % | 2 of 2 | 10 to 11 | 0.70 % | 0.80 % | 1.30 % |" in text

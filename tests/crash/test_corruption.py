@@ -111,13 +111,19 @@ def telling_places(data: bytes) -> list[int]:
     return [*places, *range(start, len(data))]
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "optimizer.safetensors"])
-def test_one_flipped_bit_in_any_byte_is_noticed(name: str, damaged: Sound) -> None:
+#: Of the places in a file: all, or a few quickly.
+EVERY = pytest.mark.parametrize("every", [29, pytest.param(1, marks=pytest.mark.more)])
+NAMES = pytest.mark.parametrize("name", ["manifest.json", "model.safetensors"])
+
+
+@EVERY
+@NAMES
+def test_one_flipped_bit_in_any_byte_is_noticed(name: str, every: int, damaged: Sound) -> None:
     bits = random.Random(name)
     path, reader = damaged.newest / name, Reader(damaged.chk_dir)
     data = path.read_bytes()
     fd = os.open(path, os.O_WRONLY)
-    for index in telling_places(data):
+    for index in telling_places(data)[::every]:
         byte, bit = data[index], bits.randrange(8)
         os.pwrite(fd, bytes([byte ^ 1 << bit]), index)
         what = f"bit {bit} of byte {index} of {name}"
@@ -127,26 +133,14 @@ def test_one_flipped_bit_in_any_byte_is_noticed(name: str, damaged: Sound) -> No
     assert reader.read() == damaged.by_step[NEW_STEP]
 
 
-@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "optimizer.safetensors"])
-def test_a_file_cut_at_any_length_is_noticed(name: str, damaged: Sound) -> None:
+@EVERY
+@NAMES
+def test_a_file_cut_at_any_length_is_noticed(name: str, every: int, damaged: Sound) -> None:
     path, reader = damaged.newest / name, Reader(damaged.chk_dir)
-    for length in reversed(telling_places(path.read_bytes())):
+    for length in telling_places(path.read_bytes())[::-every]:
         os.truncate(path, length)
         what = f"{name} cut to {length} bytes"
         assert expect_noticed_or_harmless(reader, damaged, what), f"{what} was not noticed"
-
-
-def test_the_small_checkpoint_has_no_other_files(sound: Sound) -> None:
-    names = [path.name for path in sound.files()]
-    assert names == ["manifest.json", "model.safetensors", "optimizer.safetensors"]
-
-
-def test_a_file_that_grew_is_noticed(damaged: Sound) -> None:
-    for path in damaged.files():
-        data = path.read_bytes()
-        path.write_bytes(data + b"\0")
-        assert expect_noticed_or_harmless(Reader(damaged.chk_dir), damaged, str(path))
-        path.write_bytes(data)
 
 
 def test_files_exchanged_between_steps_are_noticed(damaged: Sound) -> None:
@@ -184,8 +178,10 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [*zip(["model.safetensors"] * 3 + ["manifest.json"], DAMAGES, strict=True)],
+)
 def test_the_manager_walks_back_says_so_and_quarantines(
     name: str, damage: str, damaged: Sound, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,22 +203,6 @@ def test_the_manager_walks_back_says_so_and_quarantines(
     assert name in (aside / "step-00000002.reason.txt").read_text()
 
 
-@pytest.mark.parametrize("region", ["manifest", "header", "tensor"])
-def test_the_manager_trains_on_after_walking_back_and_writes_the_step_anew(
-    region: str, damaged: Sound, sound: Sound
-) -> None:
-    path = damaged.newest / (MANIFEST_NAME if region == "manifest" else "model.safetensors")
-    data = bytearray(path.read_bytes())
-    data[{"manifest": 300, "header": 100, "tensor": len(data) - 2}[region]] ^= 1
-    path.write_bytes(data)
-    chk = build()
-    with manager_of(damaged.chk_dir, chk) as manager:
-        manager.restore()
-        update(chk)
-        manager.step()
-    assert Reader(damaged.chk_dir).read()[:2] == sound.by_step[NEW_STEP][:2]  # type: ignore[index]
-
-
 def test_when_nothing_validates_all_is_named_and_nothing_is_touched(damaged: Sound) -> None:
     for step in (OLD_STEP, NEW_STEP):
         (damaged.chk_dir / f"step-{step:08d}" / MANIFEST_NAME).write_bytes(b"{}")
@@ -240,28 +220,13 @@ def test_when_nothing_validates_all_is_named_and_nothing_is_touched(damaged: Sou
         checkfreq.load(damaged.chk_dir)
 
 
-def test_a_damaged_step_asked_for_by_number_is_an_error_and_not_walked_past(
-    damaged: Sound,
-) -> None:
-    _empty(damaged.newest / "model.safetensors")
-    with (
-        pytest.raises(CorruptCheckpointError, match="size in bytes: expected"),
-        manager_of(damaged.chk_dir, build()) as manager,
-    ):
-        manager.restore(NEW_STEP)
-    assert damaged.newest.is_dir()
-
-
-@pytest.mark.parametrize("name", ["latest", "marks.jsonl", "events.jsonl", ".lock"])
-@pytest.mark.parametrize("damage", ["deleted", "emptied", "garbled"])
-def test_files_beside_the_checkpoints_are_conveniences(
-    name: str, damage: str, damaged: Sound
-) -> None:
-    path = damaged.chk_dir / name
-    garbled = random.Random(name).randbytes(500)
-    path.write_bytes(b"" if damage == "emptied" else garbled)
-    if damage == "deleted":
-        path.unlink()
+@pytest.mark.parametrize("damage", ["deleted", "garbled"])
+def test_files_beside_the_checkpoints_are_conveniences(damage: str, damaged: Sound) -> None:
+    for name in ("latest", "marks.jsonl", "events.jsonl", ".lock"):
+        path = damaged.chk_dir / name
+        path.write_bytes(random.Random(name).randbytes(500))
+        if damage == "deleted":
+            path.unlink()
     chk = build()
     with manager_of(damaged.chk_dir, chk) as manager:
         assert manager.restore()
@@ -278,7 +243,7 @@ def test_only_our_errors_come_out_of_random_damage(damaged: Sound) -> None:
     folders = [damaged.chk_dir / f"step-{step:08d}" for step in (OLD_STEP, NEW_STEP)]
     sane = {path: path.read_bytes() for folder in folders for path in folder.iterdir()}
     reader = Reader(damaged.chk_dir)
-    for _ in range(300):
+    for _ in range(40):
         for path in chance.sample(sorted(sane), 2):
             path.write_bytes(_noise(chance, sane[path]))
         try:

@@ -63,21 +63,6 @@ def test_the_second_commit_after_a_restored_older_step_leaves_the_first_in_place
     assert superseded(chk_dir) == ["step-00000002", "step-00000003", "step-00000004"]
 
 
-def test_the_second_commit_of_a_fresh_run_leaves_the_first_in_place(
-    chk_dir: Path, tmp_path: Path, fault_script: Callable[[str], None]
-) -> None:
-    gate = tmp_path / "both are handed over"
-    fault_script(f"commit.mkdir:pause-{gate}")
-    training = Training()
-    with manager_of(training, chk_dir, fresh=True) as manager:
-        save_next(training, manager)
-        save_next(training, manager)
-        gate.touch()
-        manager.wait()
-        assert verify_all(chk_dir) == [1, 2]
-    assert len(superseded(chk_dir)) == 4
-
-
 def test_a_replaced_worker_does_not_supersede_what_the_first_one_committed(
     chk_dir: Path, tmp_path: Path, fault_script: Callable[[str], None]
 ) -> None:

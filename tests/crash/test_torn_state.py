@@ -90,16 +90,3 @@ def test_an_update_during_a_slow_copy_waits_and_the_boundary_is_restored(
         manager.wait()
         assert manager.stats()["last_durable_step"] == 1
     assert restored_digest(tmp_path / "chk") == boundary
-
-
-def test_a_second_direct_update_before_the_boundary_changes_nothing_either(
-    tmp_path: Path, fault_script: Callable[[str], None]
-) -> None:
-    training, gate = Training(), tmp_path / "copy may start"
-    with manager_of(training, tmp_path / "chk") as manager:
-        boundary = paused_snapshot(training, manager, gate, fault_script)
-        with opened_while_waited_for(gate.touch):
-            direct_update(training)
-        direct_update(training)
-        manager.wait()
-    assert restored_digest(tmp_path / "chk") == boundary

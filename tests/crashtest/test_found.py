@@ -112,14 +112,3 @@ def test_flags_and_numbers_of_modules_are_found() -> None:
         "True",
     )
     assert (values["model.1.training"], values["model.1.p"]) == ("True", "0.5")
-
-
-def test_an_object_with_a_state_is_told_by_its_class_alone() -> None:
-    class Meter:
-        def state_dict(self) -> dict[str, int]:
-            raise AssertionError("called")
-
-        def load_state_dict(self, state: dict[str, int]) -> None: ...
-
-    meter = Meter()
-    assert found("meter", meter).objects == {"meter": meter}

@@ -10,6 +10,7 @@ from tests.fork_server import preload
 _STARTED = {
     "test_trainer.py": ("tests.integrations.vision", "tests.integrations.trainers"),
     "test_accelerate.py": ("tests.integrations.accelerated",),
+    "test_lightning_kills.py": ("tests.integrations.lightning.program",),
 }
 
 

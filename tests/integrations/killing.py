@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 #: What happened, the updates made before, and the bits: sample ids, losses, metrics.
 Event = tuple[str, int, Any]
 
-NUM_KILLS = 8
+NUM_KILLS = 5
 #: Where the machine is so slow that too few lives have something to resume.
 MOST_KILLS = 24
 

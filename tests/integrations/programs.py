@@ -5,6 +5,8 @@ The fork server has them imported; the test's own process, where warnings are er
 
 from __future__ import annotations
 
+import warnings
+
 from tests.acceptance.ranks import Rank
 
 
@@ -30,6 +32,14 @@ def keep_callbacks(here: Rank) -> None:
     from tests.integrations.trainers import keep
 
     keep(here)
+
+
+def train_lightning(here: Rank) -> None:
+    """A run of Lightning's Trainer."""
+    warnings.simplefilter("ignore")  # Lightning's own, also at its import
+    from tests.integrations.lightning.program import live
+
+    live(here)
 
 
 def train_accelerated(here: Rank) -> None:

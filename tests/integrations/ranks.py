@@ -6,11 +6,8 @@ import gc
 import os
 import pickle
 import tempfile
-import traceback
 import warnings
 from collections.abc import Callable
-from datetime import timedelta
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +31,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from checkfreq.integrations.dcp import CFStorageReader, CFStorageWriter
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import Role
-from tests.fork_server import FORK_SERVER
+from tests.acceptance.ranks import Life, Rank, run_well
 from tests.integrations import parts
 from tests.integrations.support import same
 
@@ -44,54 +41,18 @@ LIMIT_S = 240.0
 def run(world: int, action: Callable[..., Any], *args: Any) -> list[Any]:
     """What ``action(*args)`` returned on each of ``world`` ranks; raises if one failed."""
     with tempfile.TemporaryDirectory() as folder:
-        pipes, children = [], []
-        for rank in range(world):
-            ours, theirs = FORK_SERVER.Pipe(duplex=False)
-            child = FORK_SERVER.Process(
-                target=_main, args=(theirs, folder, rank, world, action, args)
-            )
-            child.start()
-            theirs.close()
-            pipes.append(ours)
-            children.append(child)
-        try:
-            return [_answer(rank, pipe) for rank, pipe in enumerate(pipes)]
-        finally:
-            for pipe, child in zip(pipes, children, strict=True):
-                pipe.close()
-                child.join(5.0)
-                if child.is_alive():
-                    child.kill()
-                    child.join()
+        settings = {"action": action, "args": args}
+        heard = run_well(Life(_act, Path(folder), world, settings=settings))
+    return [pickle.loads(one.last("returned")) for one in heard]
 
 
-def _answer(rank: int, pipe: Connection) -> Any:
-    assert wait([pipe], timeout=LIMIT_S), f"rank {rank} did not answer in {LIMIT_S} s"
-    value, error = pickle.loads(pipe.recv_bytes())
-    assert not error, f"rank {rank}:\n{error}"
-    return value
-
-
-def _main(
-    pipe: Connection,
-    folder: str,
-    rank: int,
-    world: int,
-    action: Callable[..., Any],
-    args: tuple[Any, ...],
-) -> None:
-    torch.set_num_threads(1)
+def _act(rank: Rank) -> None:
     warnings.simplefilter("ignore")
     os.environ["MASTER_ADDR"] = "localhost"  # async_save's process makes a group of its own
-    store = dist.FileStore(f"{folder}/store", world)
-    limit = timedelta(seconds=LIMIT_S)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
-    try:
-        pipe.send_bytes(pickle.dumps((action(*args), None)))  # tensors by value, unlike send()
-    except BaseException:
-        pipe.send_bytes(pickle.dumps((None, traceback.format_exc())))
-    finally:
-        dist.destroy_process_group()
+    if rank.world == 1:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    found = rank.settings["action"](*rank.settings["args"])
+    rank.send("returned", pickle.dumps(found))  # tensors by value
 
 
 # State: the same numbers at every world size, divided in every way.
@@ -299,9 +260,6 @@ def failures(chk_dir: Path, kind: str) -> dict[int, str]:
     try:
         if kind == "steps":
             dcp.save(state(), storage_writer=CFStorageWriter(chk_dir, step=1 + rank))
-        elif kind == "directories":
-            folder = chk_dir / str(rank)
-            dcp.save(state(), storage_writer=CFStorageWriter(folder, step=1))
         elif kind == "bad tensor":
             wrong = {"a": torch.ones(2), "b": torch.ones(2).to_sparse() if rank else torch.ones(2)}
             dcp.save(wrong, storage_writer=CFStorageWriter(chk_dir, step=1))

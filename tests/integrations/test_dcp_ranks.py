@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from checkfreq.integrations.dcp import CFStorageReader
 from checkfreq.store.store import CheckpointStore
 from tests.integrations import ranks
 from tests.integrations.support import same
@@ -28,7 +26,7 @@ def of_four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return chk_dir
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
 def test_any_number_of_ranks_loads_what_any_other_saved(
     tmp_path: Path, before: int, after: int
 ) -> None:
@@ -42,25 +40,21 @@ def test_two_ranks_load_what_four_saved(of_four: Path) -> None:
 
 
 def test_the_command_line_understands_a_checkpoint_of_four_ranks(of_four: Path) -> None:
-    for command in ("ls", "show", "verify"):
-        done = subprocess.run(
-            [sys.executable, "-m", "checkfreq.cli", command, str(of_four)],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "checkfreq.cli", "verify", str(of_four)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
     manifest = CheckpointStore(of_four).verify(1)
     assert (manifest.world, sorted(manifest.ranks)) == (4, [0, 1, 2, 3])
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
-def test_fully_sharded_training_moves_to_a_different_number_of_ranks(
-    tmp_path: Path, before: int, after: int
-) -> None:
-    saved = ranks.run(before, ranks.save_training, tmp_path)
-    loaded = ranks.run(after, ranks.load_training, tmp_path)
+def test_fully_sharded_training_moves_to_a_different_number_of_ranks(tmp_path: Path) -> None:
+    saved = ranks.run(2, ranks.save_training, tmp_path)
+    loaded = ranks.run(1, ranks.load_training, tmp_path)
     assert all(same(one, saved[0]) for one in loaded)
 
 
@@ -70,7 +64,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("split", [True])
 def test_state_captured_on_two_ranks_is_loaded_by_any_number(tmp_path: Path, split: bool) -> None:
     saved = ranks.run(2, ranks.save_as_manager, tmp_path, split)
     names = {"optimizer": NAMES}
@@ -80,7 +74,9 @@ def test_state_captured_on_two_ranks_is_loaded_by_any_number(tmp_path: Path, spl
     assert ranks.run(2, ranks.load_note, tmp_path) == [0, 1]
 
 
-@pytest.mark.parametrize(("kind", "world"), [("THREAD", 2), ("PROCESS", 1)])
+@pytest.mark.parametrize(
+    ("kind", "world"), [("THREAD", 2), pytest.param("PROCESS", 1, marks=pytest.mark.more)]
+)
 def test_a_save_in_the_background_is_whole(tmp_path: Path, kind: str, world: int) -> None:
     assert ranks.run(world, ranks.save_in_background, tmp_path, kind) == [True] * world
 
@@ -89,11 +85,6 @@ def test_ranks_that_save_different_steps_are_told(tmp_path: Path) -> None:
     for found in ranks.run(2, ranks.failures, tmp_path, "steps"):
         assert "must be the same on all ranks" in found[1]
     assert CheckpointStore(tmp_path).steps() == []
-
-
-def test_ranks_that_see_different_directories_are_told(tmp_path: Path) -> None:
-    for found in ranks.run(2, ranks.failures, tmp_path, "directories"):
-        assert "must be the same on all ranks" in found[1]
 
 
 def test_a_save_that_failed_on_another_rank_is_no_obstacle_to_the_next(tmp_path: Path) -> None:
@@ -119,9 +110,3 @@ def test_damage_in_one_rank_s_part_reaches_every_rank(tmp_path: Path) -> None:
     file.write_bytes(data)
     for found in ranks.run(2, ranks.failures, tmp_path, "digest"):
         assert any("CorruptCheckpointError" in text for text in found.values())
-
-
-def test_a_single_process_reads_what_ranks_saved(of_four: Path) -> None:
-    state = {"plain": {"number": 0, "list": []}}
-    dcp.load(state, storage_reader=CFStorageReader(of_four, trust_pickle=True))
-    assert state == {"plain": {"number": 3, "list": [1, "two"]}}

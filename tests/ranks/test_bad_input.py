@@ -27,15 +27,6 @@ def failures(program: Any, folder: Path, world: int = 2, **settings: Any) -> lis
     return [one.failure for one in heard]
 
 
-def one_step(rank: Rank) -> None:
-    """A manager, one update, one boundary with a checkpoint."""
-    with tiny.managed(rank) as (manager, job):
-        manager.restore()
-        job.update(manager)
-        manager.step()
-        manager.wait()
-
-
 # ---- structures
 
 
@@ -43,8 +34,6 @@ def other_structure(rank: Rank) -> None:
     rank.arm_trainer()
     job = tiny.Tiny(rank)
     match rank.settings["what"], rank.rank:
-        case "shape", 1:
-            job.model.add_module("extra", torch.nn.Linear(3, 3))
         case "dtype", 1:
             job.common["more"] = torch.zeros(2, dtype=torch.float64)
         case "dtype", _:
@@ -67,9 +56,7 @@ def _train(rank: Rank, job: tiny.Tiny, tracked: dict[str, Any]) -> None:
         manager.wait()
 
 
-@pytest.mark.parametrize(
-    ("what", "named"), [("shape", "extra"), ("dtype", "more"), ("name", "teacher")]
-)
+@pytest.mark.parametrize(("what", "named"), [("dtype", "more"), ("name", "teacher")])
 def test_ranks_of_different_structure_are_refused_on_all_with_the_names(
     what: str, named: str, tmp_path: Path
 ) -> None:
@@ -106,11 +93,7 @@ def other_arguments(rank: Rank) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "named"),
-    [
-        ({"mode": CFMode.AUTO, "chk_freq": None}, "mode"),
-        ({"chk_freq": 7}, "chk_freq"),
-        ({"fresh": True}, "fresh"),
-    ],
+    [({"mode": CFMode.AUTO, "chk_freq": None}, "mode"), ({"fresh": True}, "fresh")],
 )
 def test_other_arguments_on_one_rank_are_refused_on_all(
     changes: dict[str, Any], named: str, tmp_path: Path
@@ -149,7 +132,7 @@ def only_rank_0(rank: Rank) -> None:
 def test_a_manager_on_one_rank_only_ends_with_an_error_that_names_the_other(
     tmp_path: Path,
 ) -> None:
-    settings = {"config": {"rank_timeout_s": 2.0}}  # waited out
+    settings = {"config": {"rank_timeout_s": 0.5}}  # waited out
     heard = run(Life(only_rank_0, tmp_path, settings=settings))
     failure = heard[0].failure
     assert failure is not None
@@ -215,28 +198,21 @@ def copied(saved: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-PARTS = ["table.rank-00001.safetensors", "rng.rank-00000.safetensors", "model.safetensors"]
+PART = "table.rank-00001.safetensors"
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_missing_file_of_any_rank_makes_all_walk_back_together(part: str, copied: Path) -> None:
-    (copied / "chk/step-00000003" / part).unlink()
+def test_a_missing_file_of_any_rank_makes_all_walk_back_together(copied: Path) -> None:
+    (copied / "chk/step-00000003" / PART).unlink()
     heard = run_well(Life(restore, copied, settings=OFTEN))
     assert [one.last("at") for one in heard] == [2, 2]
     assert (copied / "chk/quarantine/step-00000003").is_dir()
 
 
 def test_a_missing_file_of_a_step_asked_for_is_an_error_on_all(copied: Path) -> None:
-    (copied / "chk/step-00000003" / PARTS[0]).unlink()
+    (copied / "chk/step-00000003" / PART).unlink()
     for failure in failures(restore, copied, step=3):
         assert failure.kind in ("CorruptCheckpointError", "RankError"), failure.trace
-        assert PARTS[0] in failure.text
-
-
-def test_a_step_that_is_not_there_is_an_error_on_all(copied: Path) -> None:
-    for failure in failures(restore, copied, step=9):
-        assert failure.kind == "NoCheckpointError", failure.trace
-        assert "9" in failure.text
+        assert PART in failure.text
 
 
 def only_one_restores(rank: Rank) -> None:
@@ -251,12 +227,3 @@ def test_a_restore_on_one_rank_only_is_an_error_on_all(copied: Path) -> None:
     for failure in failures(only_one_restores, copied):
         assert failure.kind in ("RankError", "ConfigError"), failure.trace
         assert "restore()" in failure.text
-
-
-def test_a_checkpoint_of_one_rank_is_restored_by_two_and_the_other_way_round(
-    copied: Path, tmp_path: Path
-) -> None:
-    first = run_well(Life(tiny.train, copied, 1, 1, 1, {"steps": 4}))[0]
-    assert first.last("restored")[0] == 3
-    two = run_well(Life(restore, copied, 2, 2, 2, OFTEN))
-    assert [one.last("at") for one in two] == [4, 4]

@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.errors import StateError
-from checkfreq.ranks.comparison import Differing, compare, is_rounding, listed
+from checkfreq.ranks.comparison import Differing, compare, is_rounding
 from checkfreq.snapshot.cuda import CudaDevice
 from checkfreq.snapshot.device import Device
-from checkfreq.snapshot.digests import ValueDigests, digest_values, samples
+from checkfreq.snapshot.digests import ValueDigests, digest_values
 from checkfreq.state.capture import capture
 from checkfreq.state.collector import LocalState
 from checkfreq.types import Role
@@ -50,13 +50,9 @@ def digests(device: Device | None = None, **tracked: Any) -> dict[str, str]:
     "dtype",
     [
         torch.bool,
-        torch.uint8,
         torch.int64,
-        torch.bfloat16,
         torch.float8_e4m3fn,
-        torch.float32,
         torch.float64,
-        torch.complex64,
         torch.complex128,
     ],
     ids=str,
@@ -68,38 +64,10 @@ def test_every_bit_of_a_tensor_counts_whatever_its_dtype(dtype: torch.dtype) -> 
     assert digests(d={"x": one})["d.x"] != digests(d={"x": other.to(dtype)})["d.x"]
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (0, 3)])
-def test_a_number_and_nothing_have_a_digest(shape: tuple[int, ...]) -> None:
-    assert digests(d={"x": torch.ones(shape)}).keys() == {"d", "d.x"}
-
-
-def test_strides_do_not_count() -> None:
-    tensor = torch.rand(4, 5)
-    across = tensor.t().contiguous().t()
-    assert digests(d={"x": tensor})["d.x"] == digests(d={"x": across})["d.x"]
-
-
-def test_numbers_and_lists_are_digested_object_by_object() -> None:
-    one, other = digests(d={"a": 1}, e={"b": [2]}), digests(d={"a": 1}, e={"b": [3]})
-    assert one["d"] == other["d"]
-    assert one["e"] != other["e"]
-
-
 def test_what_is_each_ranks_own_is_not_compared() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     found = digests(model=model, d={"x": 1}, per_rank=["model.0", "d"])
     assert found.keys() == {"model", "model.1.weight", "model.1.bias"}
-
-
-def test_only_what_a_weight_update_changes_counts_as_weights() -> None:
-    model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.BatchNorm1d(2, affine=False))
-    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
-    model[0].weight.grad = torch.ones(2, 2)
-    optimizer.step()
-    values = digest_values(
-        everything(model=model, optimizer=optimizer, d={"x": torch.ones(1)}), [], CudaDevice()
-    )
-    assert values.weights == {"model.0.weight", "optimizer.state.0.momentum_buffer"}
 
 
 class Busy:
@@ -141,14 +109,6 @@ def test_digests_of_device_tensors_come_when_the_device_is_done_and_nobody_waits
     assert values.digest() is not None
     assert values.digest() == values.digest()
     assert values.found == {"d": "as it is", "d.x": "sum 5", "d.y": "sum -7"}
-
-
-def test_samples_are_spread_over_the_tensor_and_few() -> None:
-    whole = everything(d={"x": torch.arange(1000.0), "z": torch.tensor([1 + 2j])})
-    found = samples(whole, ["d.x", "d.z"])
-    assert found["d.x"][:3] == [0.0, 15.0, 30.0]
-    assert len(found["d.x"]) == 64
-    assert found["d.z"] == [1.0, 2.0]
 
 
 # ---- what follows
@@ -202,22 +162,14 @@ def test_nothing_is_compared_while_a_device_is_busy_anywhere() -> None:
     assert compared(same, same, same, same, same) == [Differing({}, {})] * 5
 
 
-def test_a_long_list_is_cut_off() -> None:
-    text = listed({f"n{i}": [1] for i in range(7)})
-    assert text == "n0 (rank 1), n1 (rank 1), n2 (rank 1), n3 (rank 1), n4 (rank 1), and 2 more"
-
-
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
         ([1.0, -2.0], [1.0001, -2.0], True),
-        ([1e-9, 2.0], [-1e-9, 2.0], True),
         ([1.0, 2.0], [2.0, 1.0], False),
-        ([0.0, 0.0], [0.0, 0.0], True),
         ([0.0], [1e-30], False),
         ([NAN, INF, 1.0], [NAN, INF, 1.0], True),
         ([INF], [-INF], False),
-        ([NAN], [1.0], False),
         ([1.0], [1.0, 1.0], False),
     ],
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -30,10 +29,7 @@ pytestmark = [pytest.mark.dist, pytest.mark.crash]
 ROOT = Path(__file__).resolve().parents[2]
 PHASES = {
     "making": "making the CFManager",
-    "restore": "opening the directory",
     "step": "step() at step 2",
-    "save": "a requested checkpoint at step 1",
-    "wait": "wait()",
     "close": "a final checkpoint at step 1",
 }
 
@@ -74,15 +70,9 @@ def hangs_in(rank: Rank) -> None:
     with CFManager(
         rank.chk_dir, chk, mode=CFMode.MANUAL, chk_freq=0, config=tiny.config(rank)
     ) as manager:
-        before("restore")
         manager.restore()
         manager.weight_update()
         manager.step()
-        before("save")
-        if hanging != "close":
-            manager.save(wait=True)
-        before("wait")
-        manager.wait()
         before("close")
         if hanging == "step":
             manager.weight_update()
@@ -101,7 +91,7 @@ def others_failures(
 ) -> list[Failure]:
     """With what the ranks beside rank 0 ended, while that still hung."""
     folder.mkdir()
-    short = {"rank_timeout_s": 6.0 * slowness(), "meet_every_s": 0.2}
+    short = {"rank_timeout_s": 1.5 * slowness(), "meet_every_s": 0.2}
     config = {**short, **settings.pop("config", {})}
     life = Life(program, folder, 3, settings={"config": config, **settings}, store=store)
     with Ranks(life) as ranks:
@@ -114,16 +104,6 @@ def others_failures(
     return [one.failure for one in others if one.failure]
 
 
-def stop_after(num_reports: int) -> Callable[[Ranks], None]:
-    """SIGSTOP to rank 0, some while after it has said so many things."""
-
-    def disturb(ranks: Ranks) -> None:
-        ranks.read_until(lambda: len(ranks.heard[0].reports) >= num_reports)
-        os.kill(ranks.pid(0), signal.SIGSTOP)
-
-    return disturb
-
-
 def tell_to_stop(ranks: Ranks) -> None:
     """SIGTERM to the ranks that wait for rank 0, or are about to."""
     ranks.read_until(lambda: all(one.all("waits") for one in ranks.heard))
@@ -131,71 +111,48 @@ def tell_to_stop(ranks: Ranks) -> None:
         os.kill(ranks.pid(rank), signal.SIGTERM)
 
 
+#: By name: the phase in which rank 0 hangs, how, and what else.
+RUNS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    **{phase: (phase, "stopped", {}) for phase in PHASES},
+    "in C code": ("step", "in C code", {}),
+    "told": (
+        "step",
+        "stopped",
+        {"disturb": tell_to_stop, "config": {"rank_timeout_s": 3600.0}},
+    ),
+}
+
+
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[list[Failure]]]]:
-    """Every run of this file, begun: they wait at the same time."""
-    folder, dice = tmp_path_factory.mktemp("hung"), random.Random()
-    with ThreadPoolExecutor(len(PHASES) + 6) as pool:
-
-        def begin(name: str, *args: Any, **settings: Any) -> Future[list[Failure]]:
-            return pool.submit(others_failures, folder / name, *args, **settings)
-
-        begun = {p: begin(p, hangs_in, phase=p, how="stopped") for p in PHASES}
-        begun["in C code"] = begin("in-c", hangs_in, phase="step", how="in C code")
-        begun["elsewhere"] = begin(
-            "elsewhere", hangs_in, phase="step", how="stopped", store="agent"
-        )
-        begun["told"] = begin(
-            "told",
-            hangs_in,
-            phase="step",
-            how="stopped",
-            disturb=tell_to_stop,
-            config={"rank_timeout_s": 3600.0},
-        )
-        for number in range(2):
-            reports = dice.randrange(2, 40)
-            begun[f"at random {number}"] = begin(
-                f"random-{number}", tiny.train, steps=10**6, disturb=stop_after(reports)
+def ended(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[list[Failure]]]]:
+    """The runs that were asked for, begun: they wait at the same time."""
+    folder, asked = tmp_path_factory.mktemp("hung"), {item.name for item in request.session.items}
+    with ThreadPoolExecutor(len(RUNS)) as pool:
+        yield {
+            name: pool.submit(
+                others_failures, folder / name, hangs_in, phase=phase, how=how, **more
             )
-        yield begun
+            for name, (phase, how, more) in RUNS.items()
+            if any(f"[{name}]" in one for one in asked)
+        }
 
 
-@pytest.mark.parametrize("phase", PHASES)
-def test_a_rank_0_that_is_stopped_with_its_store_is_named_in_each_phase(
-    phase: str, ended: dict[str, Future[list[Failure]]]
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "step" else pytest.param(name, marks=pytest.mark.more) for name in RUNS],
+)
+def test_a_rank_0_that_hangs_is_named_with_the_phase_by_all_others(
+    name: str, ended: dict[str, Future[list[Failure]]]
 ) -> None:
-    failures = ended[phase].result()
+    """With its store or not; and whoever is told to stop meanwhile waits no hour for it."""
+    failures = ended[name].result()
     for failure in failures:
-        assert failure.kind == "RankError", failure.trace
-        assert failure.ranks == (0,)
-        assert failure.phase == PHASES[phase]
+        assert (failure.kind, failure.ranks) == ("RankError", (0,)), failure.trace
+        assert failure.phase == PHASES[RUNS[name][0]]
         assert "rank 0 did not come" in failure.text
     assert len(failures) == 2
-
-
-@pytest.mark.parametrize("how", ["in C code", "elsewhere"])
-def test_a_rank_0_that_hangs_while_its_store_answers_is_named(
-    how: str, ended: dict[str, Future[list[Failure]]]
-) -> None:
-    for failure in ended[how].result():
-        assert (failure.kind, failure.ranks) == ("RankError", (0,)), failure.trace
-        assert failure.phase == PHASES["step"]
-
-
-@pytest.mark.parametrize("number", range(2))
-def test_a_rank_0_that_is_stopped_at_a_random_instant_is_named(
-    number: int, ended: dict[str, Future[list[Failure]]]
-) -> None:
-    for failure in ended[f"at random {number}"].result():
-        assert (failure.kind, failure.ranks) == ("RankError", (0,)), failure.trace
-
-
-def test_a_stop_signal_ends_ranks_that_wait_for_a_hung_one_however_long_they_may(
-    ended: dict[str, Future[list[Failure]]],
-) -> None:
-    for failure in ended["told"].result():
-        assert (failure.kind, failure.ranks) == ("RankError", (0,)), failure.trace
 
 
 ENDING = """
@@ -233,6 +190,7 @@ for call in (
 """
 
 
+@pytest.mark.more
 def test_a_process_that_gave_up_a_store_ends_well_even_if_that_dies_meanwhile() -> None:
     command = [sys.executable, "-W", "ignore", "-c", ENDING]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)

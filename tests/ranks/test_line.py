@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkfreq.ranks.line import Pace, absent
@@ -18,6 +18,7 @@ def looks(pace: Pace, wait_s: float) -> tuple[int, float]:
     return count, now_s
 
 
+@settings(max_examples=40)
 @given(st.integers(2, 4096), st.lists(st.floats(1e-4, 100.0), min_size=1, max_size=9))
 def test_no_wait_becomes_longer_by_a_quarter_and_by_0_3_ms_a_rank(
     world: int, waits: list[float]
@@ -42,6 +43,7 @@ def test_all_ranks_together_look_at_the_store_no_more_often_however_many_they_ar
     assert Pace(4).pause_s(60.0) == 0.05
 
 
+@settings(max_examples=40)
 @given(st.sets(st.integers(0, 255)))
 def test_what_is_absent_is_found_by_halving(missing: set[int]) -> None:
     asked = 0

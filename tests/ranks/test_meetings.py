@@ -46,15 +46,7 @@ def test_everybody_hears_what_rank_0_decides_from_what_all_said() -> None:
     assert on_ranks(*[say(n, merge=each(sum)) for n in (1, 20, 300)]) == [321] * 3
 
 
-def test_words_come_in_the_order_of_the_ranks_meeting_after_meeting() -> None:
-    def act(meetings: Meetings) -> Any:
-        return [meetings.meet("m", [meetings.rank, n], merge=said_by_each) for n in range(20)]
-
-    heard = on_ranks(*[act] * 4)
-    assert heard == [[[[rank, n] for rank in range(4)] for n in range(20)]] * 4
-
-
-@pytest.mark.parametrize("world", [*range(2, 9), 15, 16, 24])
+@pytest.mark.parametrize("world", [2, 7, 16])
 def test_words_that_are_joined_on_the_way_arrive_as_if_rank_0_heard_each(world: int) -> None:
     def act(meetings: Meetings) -> Any:
         return [meetings.meet("m", [meetings.rank, n], merge=said_by_each) for n in range(3)]
@@ -98,18 +90,7 @@ def test_old_words_are_removed_from_the_store() -> None:
     assert store.num_keys() <= 2 * (7 + 3)
 
 
-def test_a_rank_that_does_not_come_is_named_on_all_others() -> None:
-    def absent(meetings: Meetings) -> None:
-        return None
-
-    first, _, third = on_ranks(say(1), absent, say(3), timeout_s=0.2)
-    for error in (first, third):
-        assert isinstance(error, RankError)
-        assert (error.ranks, error.phase) == ((1,), "step")
-    assert "rank 1 did not come within 0.2 s" in str(first)
-
-
-@pytest.mark.parametrize("gone", [{0}, {1}, {2}, {6}, {2, 8}, {1, 2, 3}, {0, 1, 7, 8}])
+@pytest.mark.parametrize("gone", [{0}, {6}, {1, 2, 3}, {0, 1, 7, 8}])
 def test_whoever_does_not_come_is_named_on_all_others_wherever_it_is_in_the_tree(
     gone: set[int],
 ) -> None:
@@ -117,10 +98,69 @@ def test_whoever_does_not_come_is_named_on_all_others_wherever_it_is_in_the_tree
         if meetings.rank not in gone:
             meetings.meet("step", None, merge=said_by_each)
 
-    for rank, error in enumerate(on_ranks(*[act] * 9, timeout_s=1.0, fan_in=2)):
+    for rank, error in enumerate(on_ranks(*[act] * 9, timeout_s=0.5, fan_in=2)):
         if rank not in gone:
             assert isinstance(error, RankError)
             assert (set(error.ranks), error.phase) == (gone, "step")
+            assert len(gone) > 1 or "did not come within 0.5 s" in str(error)
+
+
+class Died(BaseException):
+    """A rank is no more."""
+
+
+class Dying:
+    """A store whose user dies before its ``calls``-th call, once it is armed."""
+
+    def __init__(self, store: Any, calls: int) -> None:
+        self._store, self._left, self.is_armed = store, calls, False
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+
+        def call(*args: Any) -> Any:
+            self._left -= self.is_armed
+            if self._left < 0:
+                raise Died
+            return method(*args)
+
+        return method if name == "has_extended_api" else call
+
+
+#: What each calls the store for in a meeting, at least: its own word; from those with children, a
+#: look for their words, these, and the joined one or the decision; from all but rank 0, a look for
+#: the decision, and it.
+CALLS = {0: 4, 1: 6, 3: 3}
+PLACES = [(rank, call) for rank, calls in CALLS.items() for call in range(calls)]
+
+
+def lost(place: tuple[int, int]) -> list[Any]:
+    """How a loop of meetings ends for each of seven ranks of which one dies at that place."""
+    victim, calls = place
+    store = dist.HashStore()
+
+    def run(rank: int) -> Any:
+        own = Dying(store, calls if rank == victim else 10**6)
+        meetings = Meetings(own, rank=rank, world=7, timeout_s=2.0, fan_in=2)
+        meetings.meet("step 1", None, merge=said_by_each)
+        own.is_armed = True
+        try:
+            for step in range(2, 10):
+                meetings.meet(f"step {step}", None, merge=said_by_each)
+        except (Died, RankError) as ended:
+            return ended
+
+    with ThreadPoolExecutor(7) as pool:
+        return list(pool.map(run, range(7)))
+
+
+def test_root_inner_node_or_leaf_that_dies_before_any_call_is_named_by_all_others() -> None:
+    with ThreadPoolExecutor(len(PLACES)) as pool:
+        for (victim, _), ends in zip(PLACES, pool.map(lost, PLACES), strict=True):
+            assert isinstance(ends.pop(victim), Died)
+            for error in ends:
+                assert isinstance(error, RankError)
+                assert (error.ranks, error.phase) in [((victim,), "step 2"), ((victim,), "step 3")]
 
 
 def test_a_rank_that_was_told_to_stop_waits_for_no_lost_one_for_long() -> None:
@@ -128,25 +168,6 @@ def test_a_rank_that_was_told_to_stop_waits_for_no_lost_one_for_long() -> None:
     meetings.is_hurried = lambda: True
     with pytest.raises(RankError, match="rank 1 did not come within 0.2 s"):
         meetings.meet("step", None, merge=said_by_each)
-
-
-def test_a_missing_rank_0_is_named() -> None:
-    def absent(meetings: Meetings) -> None:
-        return None
-
-    _, second, third = on_ranks(absent, say(2), say(3), timeout_s=0.2)
-    assert isinstance(second, RankError)
-    assert second.ranks == (0,)
-    assert isinstance(third, RankError)
-    assert third.ranks == (0,)
-
-
-def test_ranks_in_different_calls_are_told_so() -> None:
-    errors = on_ranks(say(1, "step 4"), say(1, "save at step 3"), say(1, "step 4"))
-    for error in errors:
-        assert isinstance(error, RankError)
-        assert error.ranks == (1,)
-        assert "rank 0 is in step 4, rank 1 is in save at step 3" in str(error)
 
 
 def test_a_rank_far_down_in_a_different_call_is_told_so() -> None:
@@ -174,21 +195,6 @@ def test_a_rank_that_leaves_ends_the_next_meeting_at_once_with_its_reason() -> N
                 assert isinstance(error, RankError)
                 assert error.ranks == (leaver,)
                 assert f"rank {leaver} left the run: ValueError: nan loss" in str(error)
-
-
-def test_rank_0_that_is_interrupted_in_a_meeting_leaves_no_one_waiting() -> None:
-    def interrupted(said: Any) -> Any:
-        raise KeyboardInterrupt
-
-    def first(meetings: Meetings) -> None:
-        try:
-            meetings.meet("step", None, merge=each(interrupted))
-        except KeyboardInterrupt:
-            meetings.leave("KeyboardInterrupt")
-
-    _, second = on_ranks(first, say(1))
-    assert isinstance(second, RankError)
-    assert "left the run: KeyboardInterrupt" in str(second)
 
 
 def test_a_rank_that_is_interrupted_while_it_waits_says_so_at_once_to_the_others() -> None:
@@ -235,13 +241,12 @@ def test_a_rank_half_way_up_that_is_interrupted_leaves_no_one_waiting() -> None:
             assert "rank 4 left the run: KeyboardInterrupt" in str(error)
 
 
-@pytest.mark.parametrize("kind", [ConfigError, StateError])
-def test_an_error_that_rank_0_decides_is_raised_on_all(kind: type[CheckFreqError]) -> None:
+def test_an_error_that_rank_0_decides_is_raised_on_all() -> None:
     def refuse(said: Any) -> Any:
-        raise kind("different chk_dir")
+        raise StateError("different chk_dir")
 
     for error in on_ranks(*[say(n, merge=each(refuse)) for n in range(3)]):
-        assert type(error) is kind
+        assert type(error) is StateError
         assert str(error) == "different chk_dir"
 
 
@@ -326,11 +331,6 @@ def rendezvous(store: Any, world: int, *, timeout_s: float = 10.0) -> list[Any]:
 
     with ThreadPoolExecutor(world) as pool:
         return list(pool.map(run, range(world)))
-
-
-def test_all_ranks_agree_on_one_token() -> None:
-    tokens = rendezvous(dist.HashStore(), 4)
-    assert len(set(tokens)) == 1
 
 
 def test_words_of_an_earlier_life_in_the_same_store_are_not_taken_for_this_ones() -> None:

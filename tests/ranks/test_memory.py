@@ -148,14 +148,3 @@ def test_damage_in_the_memory_of_one_rank_sends_all_to_the_disk(folder: Path, lo
     after = run_well(life_in(folder, local, 1))
     assert expect_same_bits(bits_of(before), after) == newest
     assert [one.last("source") for one in after] == ["directory"] * WORLD
-
-
-def test_another_number_of_ranks_reads_from_the_disk_and_has_all_memory_given_up(
-    folder: Path,
-) -> None:
-    killed(life_in(folder, False))
-    for rank in range(WORLD):
-        offered(folder, False, rank).close()
-    (alone,) = run_well(life_in(folder, False, 1, world=1))
-    assert alone.last("source") == "directory"
-    assert handover.ranks_in(folder / "chk") == []

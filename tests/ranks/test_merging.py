@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkfreq.errors import ConfigError, RankError
@@ -92,6 +92,7 @@ def once(said: Sequence[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", FLAT)
+@settings(max_examples=30)
 @given(data=st.data(), world=st.integers(1, 20), fan_in=st.integers(1, 5))
 def test_a_merge_decides_as_over_a_list_of_what_each_rank_said(
     name: str, data: st.DataObject, world: int, fan_in: int
@@ -101,6 +102,7 @@ def test_a_merge_decides_as_over_a_list_of_what_each_rank_said(
     assert up(merge, words, fan_in) == flat(words)
 
 
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 9)), min_size=1, max_size=20),
     st.integers(1, 5),
@@ -133,6 +135,7 @@ def one_word(draw: st.DrawFn) -> Any:
     return ("said", "step 4" if kind == "said" else draw(st.sampled_from(["save", "wait"])))
 
 
+@settings(max_examples=30)
 @given(st.lists(one_word(), min_size=1, max_size=20), st.integers(1, 5))
 def test_who_left_or_does_something_else_is_named_wherever_it_is(
     ranks: list[tuple[str, str]], fan_in: int
@@ -189,6 +192,7 @@ def test_an_error_that_a_decision_raises_is_what_all_receive() -> None:
 # ---- sets of ranks
 
 
+@settings(max_examples=30)
 @given(st.sets(st.integers(0, 60)))
 def test_a_set_of_ranks_keeps_its_members_in_as_few_runs_as_there_are(ranks: set[int]) -> None:
     runs = rank_sets.of_ranks(ranks)

@@ -50,12 +50,10 @@ def command(folder: Path, name: str, script: str) -> Path:
     return called
 
 
-@pytest.mark.parametrize(("told", "local"), [((0,), False), ((1,), False), ((1,), True)])
-def test_all_ranks_stop_at_one_step_before_the_end_that_some_know(
-    told: tuple[int, ...], local: bool, tmp_path: Path
-) -> None:
-    deadline = time.time() + 9.0 * slowness()
-    heard = run_well(life(tmp_path, told=told, deadline=deadline, local=local))
+@pytest.mark.more
+def test_all_ranks_stop_at_one_step_before_the_end_that_one_knows(tmp_path: Path) -> None:
+    deadline = time.time() + 4.0 * slowness()
+    heard = run_well(life(tmp_path, told=(1,), deadline=deadline, local=True))
     step, durable = heard[0].last("stopped")
     assert step == durable
     assert [one.last("stopped") for one in heard] == [(step, step)] * 2
@@ -64,7 +62,7 @@ def test_all_ranks_stop_at_one_step_before_the_end_that_some_know(
         lines = (chk_dir / "events.jsonl").read_text().splitlines()
         events = [json.loads(line) for line in lines]
         (stop,) = [event for event in events if event["kind"] == "stop"]
-        assert stop["signal"] == f"deadline (rank {told[0]})"
+        assert stop["signal"] == "deadline (rank 1)"
         (committed,) = [event for event in events if event["kind"] == "committed"]
         assert committed["time_unix_s"] < deadline
 

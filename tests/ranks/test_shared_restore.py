@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -130,7 +129,7 @@ def _copy(source: str, target: str) -> None:
     (os.link if source.endswith(".safetensors") else shutil.copy2)(source, target)
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2])
 def test_each_byte_of_a_file_that_all_ranks_need_is_read_once_in_all(
     world: int, saved: Callable[[int], Path]
 ) -> None:
@@ -144,7 +143,7 @@ def test_each_byte_of_a_file_that_all_ranks_need_is_read_once_in_all(
     assert min(len(own) for own, _ in heard) >= len(reads) // world
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [3])
 def test_a_restore_that_is_shared_brings_every_rank_the_saved_bits(
     world: int, saved: Callable[[int], Path], tmp_path: Path
 ) -> None:
@@ -168,11 +167,8 @@ def flip(folder: Path, step: int, at: float) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("at", [0.01, 0.5, 0.99])
-def test_damage_in_what_one_rank_reads_for_all_has_all_load_the_older_step(
-    folder: Path, at: float
-) -> None:
-    flip(folder, 1, at)
+def test_damage_in_what_one_rank_reads_for_all_has_all_load_the_older_step(folder: Path) -> None:
+    flip(folder, 1, 0.5)
     heard = run_well(Life(load, folder))
     assert [one.last("restored") for one in heard] == [(0, True)] * 2
 
@@ -194,16 +190,13 @@ def test_a_disk_that_fails_under_the_reading_rank_ends_the_restore_of_all(folder
 LOSSES = {
     "looking for neighbours": ("meeting.say", -2),
     "connecting": ("meeting.say", -1),
-    "connected": ("meeting.hear", -1),
     "reading": ("restore.read", 6),
     "handing on": ("restore.hand_on", 1),
-    "handing on a later piece": ("restore.hand_on", 9),
-    "taking": ("restore.take", 1),
     "taking a later piece": ("restore.take", 9),
 }
 
-#: Each of them on one rank, and some on two: rank 0 brings the memory.
-LOST = [*zip(LOSSES, (0, 2) * len(LOSSES), strict=False), ("connecting", 0), ("taking", 2)]
+#: Each of them on one rank: rank 0 brings the memory.
+LOST = [*zip(LOSSES, (2, 0, 2, 0, 2), strict=True)]
 
 
 def num_meetings(folder: Path) -> int:
@@ -280,39 +273,14 @@ def ask_for_neighbours(rank: Rank) -> None:
         if rank.rank == rank.settings.get("deaf"):
             taken = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
             taken.bind(f"\0{meetings.name}/{rank.rank}")
-        if rank.rank == rank.settings.get("short_of_files"):
-            stack.enter_context(few_more_files(2))  # it listens, and cannot connect
         shared = stack.enter_context(shared_reads(meetings, store, 1, files))
         rank.send("shares", shared is not None)
     meetings.close()
 
 
-@contextlib.contextmanager
-def few_more_files(count: int) -> Iterator[None]:
-    """This process can open so many more files, or a few more between those that are open."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest_free = os.open(os.devnull, os.O_RDONLY)
-    os.close(lowest_free)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + count, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
 def answers(folder: Path, world: int, **settings: Any) -> list[bool]:
     heard = run_well(Life(ask_for_neighbours, folder, world, settings=settings))
     return [one.last("shares") for one in heard]
-
-
-def test_ranks_that_read_little_share_nothing(saved: Callable[[int], Path]) -> None:
-    assert answers(saved(2), 2, large=[]) == [False, False]
-
-
-def test_a_rank_that_has_no_other_to_share_with_reads_for_itself(
-    saved: Callable[[int], Path],
-) -> None:
-    assert answers(saved(2), 3, large=[1]) == [False, False, False]
 
 
 def test_ranks_share_beside_one_that_does_not(saved: Callable[[int], Path]) -> None:
@@ -323,14 +291,6 @@ def test_a_rank_that_cannot_listen_reads_for_itself_and_the_others_share(
     saved: Callable[[int], Path],
 ) -> None:
     assert answers(saved(2), 3, large=[0, 1, 2], deaf=1) == [True, False, True]
-
-
-def test_if_one_rank_cannot_connect_its_neighbours_share_nothing(
-    saved: Callable[[int], Path],
-) -> None:
-    given = {"large": [0, 1, 2], "short_of_files": 0}
-    life = Life(ask_for_neighbours, saved(2), 3, settings=given, store="agent")
-    assert [one.last("shares") for one in run_well(life)] == [False, False, False]
 
 
 def test_ranks_with_directories_of_their_own_share_nothing(

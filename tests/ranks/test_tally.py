@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkfreq.policy.ending import Needs
@@ -138,6 +138,7 @@ def comparable(decision: Decision) -> Any:
     )
 
 
+@settings(max_examples=40)
 @given(st.lists(VOTES, min_size=1, max_size=16), st.integers(1, 4))
 def test_the_decision_is_that_from_a_list_of_all_votes(votes: list[Vote], fan_in: int) -> None:
     tree = Tree(len(votes), fan_in=fan_in)

@@ -41,12 +41,6 @@ def test_no_tree_of_that_fan_in_is_lower(world: int, fan_in: int) -> None:
     assert sum(fan_in**level for level in range(found)) < world
 
 
-@given(FAN_INS)
-def test_up_to_the_fan_in_it_is_a_star(fan_in: int) -> None:
-    for world in range(1, fan_in + 2):
-        assert Tree(world, fan_in=fan_in).node(0).heads == [*range(1, world)]
-
-
 @pytest.mark.parametrize("world", [17, 64, 256, 512, 1024, 4096, 10**5])
 def test_rank_0_reads_about_as_many_words_of_thousands_of_ranks_as_of_a_few(world: int) -> None:
     tree = Tree(world)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -16,7 +15,6 @@ from checkfreq.errors import CheckFreqError, NoCheckpointError
 from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror
 from checkfreq.store.store import CheckpointStore
-from iterators import TrainingStopped
 from tests.acceptance.programs import Training
 from tests.fork_server import FORK_SERVER
 
@@ -32,7 +30,6 @@ class Job:
     num_steps: int = 3
     keep_last: int = 3
     worker_faults: str = ""
-    waits_for_uploads: bool = True
 
 
 def train(log: Connection, job: Job) -> None:
@@ -58,36 +55,8 @@ def train(log: Connection, job: Job) -> None:
             training.update(manager)
             manager.step()
             log.send(("boundary", manager.global_step, training.digest()))
-            if job.waits_for_uploads:
-                wait_uploaded(manager, manager.global_step)
+            wait_uploaded(manager, manager.global_step)
     log.send(("done", manager.stats()))
-
-
-def train_until_stopped(log: Connection, job: Job, signal_name: str) -> None:
-    """Send ("uploaded",), wait for a word, train a step, and stop as if a scheduler said so."""
-    torch.set_num_threads(1)
-    training = Training()
-    with CFManager(
-        job.chk_dir,
-        CFCheckpoint(**training.tracked()),
-        mode=CFMode.MANUAL,
-        chk_freq=1,
-        config=CFConfig(mirror=job.mirror, nice=0, stop_grace_s=15.0, keep_in_memory_s=0.0),
-    ) as manager:
-        training.update(manager)
-        manager.step()
-        wait_uploaded(manager, 1)
-        log.send(("uploaded",))
-        log.recv()
-        training.update(manager)
-        manager.step()
-        if job.waits_for_uploads:
-            wait_until_state(manager, "failing")
-        os.kill(os.getpid(), signal.Signals[signal_name])
-        training.update(manager)
-        manager.step()
-        assert manager.stopped
-        raise TrainingStopped
 
 
 def wait_until_state(manager: CFManager, state: str) -> None:

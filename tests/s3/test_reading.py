@@ -54,14 +54,6 @@ def expect_all(mirror: Mirror, store: CheckpointStore, step: int) -> None:
         assert data == (store.path(step) / name).read_bytes()[header_bytes:]
 
 
-def test_every_byte_arrives(
-    s3: S3Server, prefix: str, tmp_path: Path, store: CheckpointStore
-) -> None:
-    mirror = s3.mirror(prefix)
-    upload(tmp_path, store, mirror, 1)
-    expect_all(mirror, store, 1)
-
-
 def test_every_byte_arrives_from_a_server_that_spoils_one_request_in_five(
     s3: S3Server, faulty: FaultProxy, prefix: str, tmp_path: Path, store: CheckpointStore
 ) -> None:
@@ -79,13 +71,3 @@ def test_credentials_that_are_not_accepted_are_an_error_that_does_not_print_them
             checkfreq.load(mirror)
     assert SECRET not in str(caught.value)
     assert mirror.url in str(caught.value)
-
-
-def test_where_the_server_must_run_its_absence_is_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CHECKFREQ_SERVERS", str(tmp_path))
-    for names, outcome in (("slurm,s3", pytest.fail.Exception), ("", pytest.skip.Exception)):
-        monkeypatch.setenv("CHECKFREQ_REQUIRE", names)
-        with pytest.raises(outcome, match="make servers"), running(tmp_path):
-            pass

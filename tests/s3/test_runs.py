@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -19,10 +16,8 @@ from torch import nn
 
 from checkfreq import CFCheckpoint, CFManager, KeepLast
 from checkfreq.errors import StorageError
-from checkfreq.mirror import layout
 from checkfreq.mirror.claim import ClaimKeeper
 from checkfreq.mirror.client import RemoteObjects
-from checkfreq.mirror.layout import Marker
 from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror
 from checkfreq.restore.found import FoundCheckpoint
@@ -35,14 +30,11 @@ from tests.patience import slowness
 from tests.s3.conftest import ON_BOTH
 from tests.s3.program import (
     DEADLINE_S,
-    Child,
-    Job,
-    train_until_stopped,
     wait_until_state,
     wait_uploaded,
 )
 from tests.s3.proxy import Fault, FaultProxy
-from tests.s3.server import SECRET, S3Server, running
+from tests.s3.server import S3Server, running
 from tests.s3.test_command import checkfreq
 from tests.supervisor.supervised import Supervised
 
@@ -173,107 +165,6 @@ def test_what_only_the_directory_has_is_not_removed_while_the_server_is_away(
     assert found.verify(6) == CheckpointStore(chk_dir).manifest(6)
 
 
-@ON_BOTH
-@pytest.mark.parametrize(
-    ("name", "fault"),
-    [("SIGUSR1", Fault.FAIL), ("SIGTERM", Fault.HANG)],
-)
-def test_a_server_that_is_away_does_not_hold_up_a_run_that_is_told_to_stop(
-    name: str,
-    fault: Fault,
-    s3: S3Server,
-    switched: tuple[FaultProxy, Switch],
-    prefix: str,
-    tmp_path: Path,
-) -> None:
-    """It would be waited for for 300 s (Mirror.wait_on_close_s); the child is given less."""
-    proxy, switch = switched
-    mirror, chk_dir = s3.mirror(prefix, port=proxy.port), tmp_path / "chk"
-    job = Job(str(chk_dir), mirror, waits_for_uploads=fault is Fault.FAIL)
-    child = Child(train_until_stopped, job, name)
-    assert child.read() == ("uploaded",)
-    switch.fault, switch.is_on = fault, False
-    child.say("go on")
-    assert child.read_all() == ([], 75)
-    assert CheckpointStore(chk_dir).steps()[-1] == 3
-    assert MirrorReader(s3.mirror(prefix)).steps() == [1]
-
-
-@pytest.mark.parametrize("says", ["SIGTERM", "deadline"])
-def test_the_last_upload_leaves_time_to_end(
-    says: str,
-    s3: S3Server,
-    switched: tuple[FaultProxy, Switch],
-    prefix: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Before a known end, and where SIGTERM comes when nobody had said how soon the end is."""
-    proxy, switch = switched
-    training, mirror = Training(), s3.mirror(prefix, port=proxy.port)
-    ends_at_unix_s = time.time() + 15.0 * slowness()
-    known = {"stop_grace_s": 10.0} if says == "SIGTERM" else {"deadline": ends_at_unix_s}
-    settings = config(mirror=mirror, **known)
-    with managed(tmp_path / "chk", training.chk, config=settings, chk_freq=1) as manager:
-        training.steps(manager, 1)
-        wait_uploaded(manager, 1)
-        switch.fault, switch.is_on = Fault.HANG, False
-        os.kill(os.getpid(), signal.SIGUSR1)
-        training.steps(manager, 1)
-        assert manager.stopped
-        if says == "SIGTERM":
-            threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
-    left_s = manager._session.last_moment.grace_left_s() or ends_at_unix_s - time.time()
-    assert left_s > 1.0
-    assert "step 2 is not in the mirror" in caplog.text
-    assert "was killed" not in caplog.text
-
-
-def test_a_run_that_only_restores_from_the_mirror_does_not_say_that_it_is_not_there(
-    s3: S3Server,
-    switched: tuple[FaultProxy, Switch],
-    prefix: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    proxy, switch = switched
-    first, training = Training(), Training(seed=1)
-    with with_mirror(tmp_path / "old", first, s3.mirror(prefix)) as manager:
-        bits = first.steps(manager, 1)
-        wait_uploaded(manager, 1)
-    mirror = s3.mirror(prefix, port=proxy.port)
-    with with_mirror(tmp_path / "new", training, mirror) as manager:
-        assert manager.restore()
-        assert training.bits() == bits[0]
-        switch.is_on = False  # what lies there is not looked at by the worker
-    assert "is not in the mirror" not in caplog.text
-
-
-@ON_BOTH
-def test_damage_on_the_server_is_walked_past(s3: S3Server, prefix: str, tmp_path: Path) -> None:
-    mirror = s3.mirror(prefix)
-    first, training = Training(), Training(seed=1)
-    with with_mirror(tmp_path / "old", first, mirror) as manager:
-        bits = []
-        for step in (1, 2):
-            bits += first.steps(manager, 1)
-            wait_uploaded(manager, step)
-    remote = RemoteObjects(mirror)
-    key = layout.marker_key(2)
-    marker = Marker.decode(remote.get(key)[0], key=key)
-    before = Marker.decode(remote.get(layout.marker_key(1))[0], key=layout.marker_key(1))
-    own = sorted(marker.keys() - before.keys() - {marker.manifest.key})[0]
-    data = bytearray(remote.get(own)[0])
-    data[-1] ^= 1
-    remote.put(own, bytes(data))
-
-    with with_mirror(tmp_path / "new", training, mirror) as manager:
-        assert manager.restore()
-        assert manager.global_step == 1
-        assert training.bits() == bits[0]
-
-
-@ON_BOTH
 def test_a_frozen_weight_that_was_damaged_on_its_way_is_sent_again(
     s3: S3Server,
     switched: tuple[FaultProxy, Switch],
@@ -371,6 +262,37 @@ def test_a_run_that_finds_the_server_away_is_started_again_and_not_counted(
     assert said[0].startswith("restart 1 after exit status 1 (its checkpoints cannot be reached)")
 
 
+@ON_BOTH
+def test_a_bucket_that_is_not_there_is_said_to_be_missing(s3: S3Server) -> None:
+    mirror = Mirror("s3://no-such-bucket/run", options=s3.options())
+    for call in (
+        lambda: ClaimKeeper(RemoteObjects(mirror), run="one").take(),
+        lambda: MirrorReader(mirror).steps(),
+    ):
+        with pytest.raises(StorageError, match="there is no such bucket: create it"):
+            call()
+
+
+def test_a_run_that_only_restores_from_the_mirror_does_not_say_that_it_is_not_there(
+    s3: S3Server,
+    switched: tuple[FaultProxy, Switch],
+    prefix: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    proxy, switch = switched
+    first, training = Training(), Training(seed=1)
+    with with_mirror(tmp_path / "old", first, s3.mirror(prefix)) as manager:
+        bits = first.steps(manager, 1)
+        wait_uploaded(manager, 1)
+    mirror = s3.mirror(prefix, port=proxy.port)
+    with with_mirror(tmp_path / "new", training, mirror) as manager:
+        assert manager.restore()
+        assert training.bits() == bits[0]
+        switch.is_on = False  # what lies there is not looked at by the worker
+    assert "is not in the mirror" not in caplog.text
+
+
 def test_a_server_that_goes_away_in_the_middle_of_a_restore_loses_nothing(
     s3: S3Server, switched: tuple[FaultProxy, Switch], prefix: str, tmp_path: Path
 ) -> None:
@@ -392,29 +314,3 @@ def test_a_server_that_goes_away_in_the_middle_of_a_restore_loses_nothing(
 
     with pytest.raises(StorageError):
         Restorer(tmp_path / "chk", remote=source, shows_progress=False).find(None, look)
-
-
-@ON_BOTH
-def test_a_bucket_that_is_not_there_is_said_to_be_missing(s3: S3Server) -> None:
-    mirror = Mirror("s3://no-such-bucket/run", options=s3.options())
-    for call in (
-        lambda: ClaimKeeper(RemoteObjects(mirror), run="one").take(),
-        lambda: MirrorReader(mirror).steps(),
-    ):
-        with pytest.raises(StorageError, match="there is no such bucket: create it"):
-            call()
-
-
-def test_a_restore_with_credentials_that_are_not_accepted_says_so_without_them(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    with running(tmp_path, INITIAL_NO_AUTH_ACTION_COUNT="1") as server:
-        mirror = server.mirror("run")
-        manager = with_mirror(tmp_path / "chk", Training(), mirror)
-        with pytest.raises(StorageError, match="access is denied") as caught:
-            manager.restore()
-        manager.close()
-    printed = capfd.readouterr()
-    for text in (str(caught.value), caplog.text, printed.out, printed.err, repr(mirror)):
-        assert SECRET not in text

@@ -12,18 +12,6 @@ from tests.slurm.jobs import bare
 pytestmark = [pytest.mark.slurm, pytest.mark.more, pytest.mark.slow]
 
 
-def test_a_cancelled_job_does_not_requeue_itself(cluster: Cluster, tmp_path: Path) -> None:
-    job = bare(cluster, tmp_path, slow_runs=1)
-    job.wait_for_run(1)
-
-    cluster.call("scancel", job.number)
-
-    assert cluster.wait_for_end(job.number) == ["CANCELLED"], job.log()
-    wait_until(lambda: "it is not requeued from here" in job.log(), job.log)
-    assert [job.newest()] == job.stops()
-    assert cluster.restarts(job.number) == 0
-
-
 def test_two_tasks_that_do_not_know_of_each_other_are_told_of_ranks(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import ROOT, SCRIPTS, Cluster
+from tests.slurm.cluster import SCRIPTS, Cluster
 from tests.slurm.jobs import Job, submission, submit, trainer
 
 pytestmark = [pytest.mark.slurm, pytest.mark.more, pytest.mark.slow]
@@ -52,11 +51,3 @@ def test_a_chain_of_jobs_goes_on_where_the_one_before_stopped(
     assert "not requeued" not in jobs[0].log()  # as it is meant to be
     assert len(jobs[0].starts()) == 2
     assert jobs[0].result() == uninterrupted.result()
-
-
-def test_the_chain_says_how_it_is_used(cluster: Cluster) -> None:
-    done = subprocess.run(
-        [SCRIPTS / "chain.sh"], capture_output=True, text=True, cwd=ROOT, check=False
-    )
-    assert done.returncode == 2
-    assert "chain.sh COUNT" in done.stdout

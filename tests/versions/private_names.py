@@ -1,16 +1,18 @@
 """The private names of torch, DALI, NumPy and Python that checkfreq relies on: all are here.
 
-Each entry says which file uses the name, what breaks without it, and what to do when a new version
-has it no longer. ``there`` uses the name as we do, and returns whether it still means the same.
+``private_names.json`` says of each which file uses it, what breaks without it, and what to do when
+a new version has it no longer. Here each is used as we do.
 """
 
 from __future__ import annotations
 
 import inspect
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,18 +22,6 @@ from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, LambdaLR, SequentialLR
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import signal_handling
-
-
-@dataclass(frozen=True)
-class PrivateName:
-    """One name of ``owner``. ``used``: a file of ours; ``breaks``: what goes wrong without it."""
-
-    owner: str
-    name: str
-    used: str
-    there: Callable[[], object]
-    breaks: str
-    instead: str
 
 
 @contextmanager
@@ -79,107 +69,6 @@ def _is_a_method_of_modules(name: str) -> Callable[[], bool]:
     return lambda: getattr(nn.Linear, name).__module__.startswith("torch.nn.")
 
 
-_HOOKS = "a module with such hooks would be saved or loaded without calling them"
-_READ_HOOKS = "find where nn.Module keeps the hooks of its register_... method, and read them there"
-MODULES = [
-    PrivateName(
-        "torch",
-        "_modules",
-        "checkfreq/state/names.py",
-        _module_has("_modules", "inner"),
-        "no module can be captured",
-        "named_children() without duplicates is no replacement for a shared child: find the dict",
-    ),
-    PrivateName(
-        "torch",
-        "_parameters",
-        "checkfreq/state/names.py",
-        _module_has("_parameters", "weight"),
-        "no module can be captured",
-        "named_parameters(recurse=False, remove_duplicate=False), which is slower",
-    ),
-    PrivateName(
-        "torch",
-        "_buffers",
-        "checkfreq/state/names.py",
-        _module_has("_buffers", "kept"),
-        "no module can be captured",
-        "named_buffers(recurse=False, remove_duplicate=False), which is slower",
-    ),
-    PrivateName(
-        "torch",
-        "_non_persistent_buffers_set",
-        "checkfreq/state/names.py",
-        _module_has("_non_persistent_buffers_set", "left_out"),
-        "buffers that state_dict() leaves out would be saved",
-        "compare with the keys of state_dict() when the index of a module is made",
-    ),
-    PrivateName(
-        "torch",
-        "_state_dict_hooks",
-        "checkfreq/state/names.py",
-        _module_has("_state_dict_hooks"),
-        _HOOKS,
-        _READ_HOOKS,
-    ),
-    PrivateName(
-        "torch",
-        "_state_dict_pre_hooks",
-        "checkfreq/state/names.py",
-        _module_has("_state_dict_pre_hooks"),
-        _HOOKS,
-        _READ_HOOKS,
-    ),
-    PrivateName(
-        "torch",
-        "_load_state_dict_pre_hooks",
-        "checkfreq/state/names.py",
-        _module_has("_load_state_dict_pre_hooks"),
-        _HOOKS,
-        _READ_HOOKS,
-    ),
-    PrivateName(
-        "torch",
-        "_load_state_dict_post_hooks",
-        "checkfreq/state/names.py",
-        _module_has("_load_state_dict_post_hooks"),
-        _HOOKS,
-        _READ_HOOKS,
-    ),
-    PrivateName(
-        "torch",
-        "_save_to_state_dict",
-        "checkfreq/state/names.py",
-        _is_a_method_of_modules("_save_to_state_dict"),
-        "a module that overrides it would be saved without it",
-        "find what modules of torch.nn override now to save their own way",
-    ),
-    PrivateName(
-        "torch",
-        "_load_from_state_dict",
-        "checkfreq/state/names.py",
-        _is_a_method_of_modules("_load_from_state_dict"),
-        "a module that overrides it would be loaded without it",
-        "find what modules of torch.nn override now to load their own way",
-    ),
-    PrivateName(
-        "torch",
-        "_extra_state",
-        "checkfreq/state/names.py",
-        lambda: "_extra_state" in Hooked().state_dict(),
-        "extra state would be read under another name than state_dict() gives it",
-        "rename EXTRA_STATE for what is written, and read both",
-    ),
-    PrivateName(
-        "torch",
-        "_NormBase",
-        "checkfreq/state/names.py",
-        lambda: issubclass(nn.BatchNorm3d, nn.modules.batchnorm._NormBase),
-        "checkfreq.state cannot be imported",
-        "name the classes of torch.nn.modules.batchnorm and instancenorm one by one",
-    ),
-]
-
 # ---- torch: optimizers, schedulers, scaler
 
 
@@ -206,66 +95,6 @@ def _sequential() -> SequentialLR:
     return SequentialLR(optimizer, inner, milestones=[1])
 
 
-OPTIMIZERS = [
-    *(
-        PrivateName(
-            "torch",
-            f"_optimizer_{what}_hooks",
-            "checkfreq/state/adapters/optimizer.py",
-            _optimizer_has(f"_optimizer_{what}_hooks"),
-            "an optimizer with such hooks would be saved or loaded without calling them",
-            "find where Optimizer keeps the hooks of its register_... method, and read them there",
-        )
-        for what in ("state_dict_pre", "state_dict_post", "load_state_dict_pre")
-    ),
-    PrivateName(
-        "torch",
-        "_optimizer_load_state_dict_post_hooks",
-        "checkfreq/state/adapters/optimizer.py",
-        _optimizer_has("_optimizer_load_state_dict_post_hooks"),
-        "an optimizer with such hooks would be loaded without calling them",
-        "find where Optimizer keeps the hooks of its register_... method, and read them there",
-    ),
-    PrivateName(
-        "torch",
-        "_optimizer_step_pre_hooks",
-        "checkfreq/state/wrappers.py",
-        _optimizer_has("_optimizer_step_pre_hooks"),
-        "every optimizer would be taken for a wrapper that was never initialised",
-        "take another attribute that only Optimizer.__init__ sets",
-    ),
-    PrivateName(
-        "torch",
-        "_schedulers",
-        "checkfreq/state/adapters/fitting.py",
-        lambda: len(_sequential().state_dict()["_schedulers"]) == len(_sequential()._schedulers),
-        "the schedulers inside a SequentialLR or ChainedScheduler would not be checked",
-        "follow SequentialLR.state_dict() to the new name, and read both",
-    ),
-    *(
-        PrivateName(
-            "torch",
-            name,
-            "checkfreq/state/adapters/scaler.py",
-            _scaler_has(name),
-            "no GradScaler can be captured",
-            "read get_scale() and state_dict(), which wait for the device",
-        )
-        for name in ("_scale", "_init_scale", "_growth_tracker", "_init_growth_tracker")
-    ),
-    PrivateName(
-        "torch",
-        "_growth_factor",
-        "checkfreq/state/adapters/scaler.py",
-        lambda: all(
-            hasattr(torch.amp.GradScaler("cpu"), f"_{key}")
-            for key in ("growth_factor", "backoff_factor", "growth_interval")
-        ),
-        "no GradScaler can be captured",
-        "get_growth_factor(), get_backoff_factor() and get_growth_interval()",
-    ),
-]
-
 # ---- torch: tensors and devices
 
 
@@ -288,105 +117,6 @@ def _wraps_compiled_modules() -> bool:
     compiled = torch.compile(nn.Identity())
     return isinstance(compiled, frames.OptimizedModule)
 
-
-TENSORS = [
-    PrivateName(
-        "torch",
-        "_foreach_copy_",
-        "checkfreq/snapshot/cuda.py",
-        _copies_in_one_call,
-        "snapshots on a GPU fail",
-        "in pack(), copy each pair by itself",
-    ),
-    PrivateName(
-        "torch",
-        "_version",
-        "checkfreq/state/gradients.py",
-        _counts_writes,
-        "writes under a copy, and gradients that were added to, would go unseen",
-        "there is no public counter: compare bytes, as CFConfig(verify_settled=True) does",
-    ),
-    PrivateName(
-        "torch",
-        "_cdata",
-        "checkfreq/state/collector.py",
-        lambda: torch.zeros(2)[1:].untyped_storage()._cdata != 0,
-        "empty shards cannot be told apart",
-        "keep the storages themselves while a state is read, and compare their identity",
-    ),
-    PrivateName(
-        "torch",
-        "_python_dispatch",
-        "checkfreq/state/tensors.py",
-        lambda: not torch.utils._python_dispatch.is_traceable_wrapper_subclass(torch.zeros(1)),
-        "tensors that wrap others would be captured as if they had memory",
-        "look for __tensor_flatten__ and __tensor_unflatten__ on the class",
-    ),
-    PrivateName(
-        "torch",
-        "_C",
-        "checkfreq/state/tensors.py",
-        lambda: torch._C,
-        "names of devices, and contexts on them, cannot be asked for",
-        "see the two names of it that are used, which follow",
-    ),
-    PrivateName(
-        "torch",
-        "_get_privateuse1_backend_name",
-        "checkfreq/state/tensors.py",
-        lambda: isinstance(torch._C._get_privateuse1_backend_name(), str),
-        "no checkpoint with a device that is not one of torch's can be read",
-        "torch.utils.backend_registration tells the name if it was imported; or drop the case",
-    ),
-    PrivateName(
-        "torch",
-        "_cuda_hasPrimaryContext",
-        "checkfreq/snapshot/cuda.py",
-        lambda: torch.version.cuda is None or callable(torch._C._cuda_hasPrimaryContext),
-        "on a machine with several GPUs only the current one is taken to be in use",
-        "ask the driver (cuDevicePrimaryCtxGetState), through ctypes",
-    ),
-    PrivateName(
-        "torch",
-        "torch._dynamo",
-        "checkfreq/supervisor/becoming.py",
-        lambda: __import__("torch._dynamo"),
-        "a standby imports less than it could, so a restart takes seconds longer",
-        "import what the first optimizer of a script imports now",
-    ),
-    PrivateName(
-        "torch",
-        "torch._dynamo.eval_frame",
-        "checkfreq/state/names.py",
-        _wraps_compiled_modules,
-        "names of compiled models begin with _orig_mod, and fit no uncompiled one",
-        "find the class that torch.compile(module) returns now",
-    ),
-    PrivateName(
-        "torch",
-        "_orig_mod",
-        "checkfreq/state/names.py",
-        lambda: "_orig_mod" in torch.compile(nn.Identity())._modules,
-        "names of compiled models fit no uncompiled one",
-        "find the name under which the compiled module holds the other one",
-    ),
-    PrivateName(
-        "torch",
-        "_use_new_zipfile_serialization",
-        "checkfreq/helpers/saving.py",
-        lambda: "_use_new_zipfile_serialization" in inspect.signature(torch.save).parameters,
-        "atomic_save() fails",
-        "pass the argument on only if it was given",
-    ),
-    PrivateName(
-        "torch",
-        "_disable_byteorder_record",
-        "checkfreq/helpers/saving.py",
-        lambda: "_disable_byteorder_record" in inspect.signature(torch.save).parameters,
-        "atomic_save() fails",
-        "pass the argument on only if it was given",
-    ),
-]
 
 # ---- torch: ranks and shards
 
@@ -439,73 +169,6 @@ def _has_a_default_store() -> bool:
         return isinstance(dist.distributed_c10d._get_default_store(), dist.Store)
 
 
-RANKS = [
-    PrivateName(
-        "torch",
-        "_get_default_store",
-        "checkfreq/ranks/meetings.py",
-        _has_a_default_store,
-        "nothing works on more than one rank",
-        "make a TCPStore at MASTER_ADDR and MASTER_PORT, as torchrun's env:// does",
-    ),
-    PrivateName(
-        "torch",
-        "_local_tensor",
-        "checkfreq/state/dtensors.py",
-        _knows_its_shard,
-        "DTensors are taken for plain tensors",
-        "to_local() under no_grad, which takes 5 us longer for each tensor and capture",
-    ),
-    PrivateName(
-        "torch",
-        "_layout",
-        "checkfreq/state/dtensors.py",
-        _mesh_has_a_layout,
-        "meshes cut from a larger one (tensor parallel under data parallel) do not know each other",
-        "derive the parallel meshes from the root mesh and the names of its dimensions",
-    ),
-    PrivateName(
-        "torch",
-        "_rank_map",
-        "checkfreq/state/dtensors.py",
-        _mesh_has_a_layout,
-        "meshes cut from a larger one (tensor parallel under data parallel) do not know each other",
-        "derive the parallel meshes from the root mesh and the names of its dimensions",
-    ),
-    PrivateName(
-        "torch",
-        "torch.distributed._composable_state",
-        "checkfreq/state/sharding.py",
-        _knows_who_shards,
-        "a part of a sharded model that is tracked by itself may be read while it is gathered",
-        "find where fully_shard keeps the state of a module",
-    ),
-    PrivateName(
-        "torch",
-        "_module_state_mapping",
-        "checkfreq/state/sharding.py",
-        _knows_who_shards,
-        "a part of a sharded model that is tracked by itself may be read while it is gathered",
-        "find where fully_shard keeps the state of a module",
-    ),
-    PrivateName(
-        "torch",
-        "torch.distributed.fsdp._fully_shard.",
-        "checkfreq/state/names.py",
-        _hooks_of_fully_shard_are_known,
-        "fully_shard's own hooks are taken for the user's: captures gather the whole model",
-        "compare with the new place of fully_shard",
-    ),
-    PrivateName(
-        "torch",
-        "_fsdp_flattened",
-        "checkfreq/state/sharding.py",
-        _marks_flat_parameters,
-        "FSDP1 would not be refused where only a part of it is tracked, and state would be lost",
-        "find how FSDP1 marks its flat parameters",
-    ),
-]
-
 # ---- torch: loaders
 
 
@@ -531,39 +194,6 @@ def _workers_are_forgotten() -> bool:
     batches._shutdown_workers()
     return was_watched is True
 
-
-LOADERS = [
-    *(
-        PrivateName(
-            "torch",
-            name,
-            "iterators/torch/sampling.py",
-            _loader_has(name),
-            "a DataLoader that serves something else than its sampler says would be taken",
-            "find what a subclass of DataLoader overrides now to change what it serves",
-        )
-        for name in ("_get_iterator", "_index_sampler", "_auto_collation")
-    ),
-    PrivateName(
-        "torch",
-        "_shutdown",
-        "iterators/torch/common.py",
-        _iterators_have_a_flag,
-        "a fork of the training process may end its loader workers",
-        "find what keeps __del__ of torch's iterator from ending workers a second time",
-    ),
-    *(
-        PrivateName(
-            "torch",
-            name,
-            "iterators/torch/common.py",
-            _workers_are_forgotten,
-            "a process that leaves a loader open never ends, or says that a worker died",
-            "find how torch's loader knows its workers, and what reports one that is killed",
-        )
-        for name in ("_workers", "_worker_pids_set", "_remove_worker_pids")
-    ),
-]
 
 # ---- torch: tensors that are made of others, and files of DCP
 
@@ -609,58 +239,6 @@ def _layouts_have_names() -> bool:
     return _get_layout("torch.strided") is torch.strided
 
 
-_COMPOSED = "checkfreq/state/composed.py"
-COMPOSED = [
-    *(
-        PrivateName(
-            "torch",
-            name,
-            _COMPOSED,
-            there,
-            f"{kind} tensors can be neither captured nor restored",
-            "find how torch's own pickling of them (torch._utils) makes them now, or refuse them",
-        )
-        for kind, there, names in (
-            (
-                "quantised",
-                _quantized,
-                ("_empty_affine_quantized", "_empty_per_channel_affine_quantized"),
-            ),
-            (
-                "nested",
-                _nested,
-                (
-                    *("_nested_tensor_size", "_nested_tensor_strides"),
-                    *("_nested_tensor_storage_offsets", "_nested_view_from_buffer"),
-                ),
-            ),
-            (
-                "jagged",
-                _jagged,
-                ("_maybe_max_seqlen", "_maybe_min_seqlen", "_metadata_cache", "_ragged_idx"),
-            ),
-            ("sparse", _sparse, ("_coalesced_", "_indices")),
-        )
-        for name in names
-    ),
-    PrivateName(
-        "torch",
-        "_StorageInfo",
-        "checkfreq/formats/dcp_metadata.py",
-        _dcp_says_where,
-        "checkpoints of DCP cannot be converted",
-        "find the class that DCP writes into .metadata for the place of a tensor",
-    ),
-    PrivateName(
-        "torch",
-        "torch.serialization._get_layout",
-        "checkfreq/formats/dcp_metadata.py",
-        _layouts_have_names,
-        "checkpoints of DCP cannot be converted",
-        "find the function that DCP pickles a layout with",
-    ),
-]
-
 # ---- NumPy and Python
 
 
@@ -668,42 +246,6 @@ def _machine_is_in_python() -> bool:
     from pickle import BUILD, _Unpickler
 
     return callable(_Unpickler.dispatch[BUILD[0]]) and callable(_Unpickler.pop_mark)
-
-
-OTHERS = [
-    PrivateName(
-        "NumPy",
-        "_rand",
-        "checkfreq/state/adapters/rng.py",
-        lambda: isinstance(np.random.mtrand._rand, np.random.RandomState),
-        "a saved state of NumPy's generator cannot be tried before it is set",
-        "numpy.random.get_state(legacy=False) names the kind of generator too",
-    ),
-    PrivateName(
-        "NumPy",
-        "_bit_generator",
-        "checkfreq/state/adapters/rng.py",
-        lambda: callable(type(np.random.mtrand._rand._bit_generator)),  # type: ignore[attr-defined]
-        "a saved state of NumPy's generator cannot be tried before it is set",
-        "numpy.random.get_state(legacy=False) names the kind of generator too",
-    ),
-    PrivateName(
-        "Python",
-        "_run_module_as_main",
-        "checkfreq/supervisor/becoming.py",
-        lambda: callable(__import__("runpy")._run_module_as_main),
-        "a standby cannot become python -m MODULE",
-        "have _run_of() return None for modules: a new interpreter is started then",
-    ),
-    PrivateName(
-        "Python",
-        "_Unpickler",
-        "checkfreq/formats/dcp_metadata.py",
-        _machine_is_in_python,
-        "checkpoints of DCP cannot be converted",
-        "run the opcodes of pickletools.genops(), of which DCP writes two dozen",
-    ),
-]
 
 
 # ---- DALI: made where it is installed
@@ -747,139 +289,133 @@ class Made:
         return found
 
 
-@dataclass(frozen=True)
-class DaliName:
-    """As ``PrivateName``, tried on what is ``Made``."""
-
-    name: str
-    used: str
-    there: Callable[[Made], object]
-    breaks: str
-    instead: str
-
-
 def _base_of_iterators(made: Made) -> bool:
     from nvidia.dali.plugin import base_iterator
 
     return isinstance(made.iterator, base_iterator._DaliBaseIterator)
 
 
-_NATIVE, _GRAPH = "iterators/dali/native_facts.py", "iterators/dali/graph.py"
-_NO_DALI = "no pipeline of DALI can be used"
-_NO_NATIVE = "NativeDALILoader refuses every iterator, or fails"
-DALI = [
-    DaliName(
-        "_DaliBaseIterator",
-        _NATIVE,
-        _base_of_iterators,
-        "iterators of DALI are not known as such",
-        "compare with DALIGenericIterator of each plugin",
+#: By name: whether it is here, and still means the same when it is used as we do.
+THERE: dict[str, Callable[[], object]] = {
+    "_modules": _module_has("_modules", "inner"),
+    "_parameters": _module_has("_parameters", "weight"),
+    "_buffers": _module_has("_buffers", "kept"),
+    "_non_persistent_buffers_set": _module_has("_non_persistent_buffers_set", "left_out"),
+    "_state_dict_hooks": _module_has("_state_dict_hooks"),
+    "_state_dict_pre_hooks": _module_has("_state_dict_pre_hooks"),
+    "_load_state_dict_pre_hooks": _module_has("_load_state_dict_pre_hooks"),
+    "_load_state_dict_post_hooks": _module_has("_load_state_dict_post_hooks"),
+    "_save_to_state_dict": _is_a_method_of_modules("_save_to_state_dict"),
+    "_load_from_state_dict": _is_a_method_of_modules("_load_from_state_dict"),
+    "_extra_state": lambda: "_extra_state" in Hooked().state_dict(),
+    "_NormBase": lambda: issubclass(nn.BatchNorm3d, nn.modules.batchnorm._NormBase),
+    **{
+        f"_optimizer_{what}_hooks": _optimizer_has(f"_optimizer_{what}_hooks")
+        for what in ("state_dict_pre", "state_dict_post", "load_state_dict_pre")
+    },
+    "_optimizer_load_state_dict_post_hooks": _optimizer_has(
+        "_optimizer_load_state_dict_post_hooks"
     ),
-    DaliName(
-        "_pipes",
-        "iterators/dali/operators.py",
-        lambda made: list(made.iterator._pipes) == [made.pipeline],
-        _NO_DALI,
-        "have the user pass the pipeline beside the iterator",
+    "_optimizer_step_pre_hooks": _optimizer_has("_optimizer_step_pre_hooks"),
+    "_schedulers": lambda: (
+        len(_sequential().state_dict()["_schedulers"]) == len(_sequential()._schedulers)
     ),
-    DaliName(
-        "_ops",
-        _GRAPH,
-        lambda made: made.reader,
-        _NO_DALI,
-        "walk from the outputs of the pipeline to what they come from",
+    **{
+        name: _scaler_has(name)
+        for name in ("_scale", "_init_scale", "_growth_tracker", "_init_growth_tracker")
+    },
+    "_growth_factor": lambda: all(
+        hasattr(torch.amp.GradScaler("cpu"), f"_{key}")
+        for key in ("growth_factor", "backoff_factor", "growth_interval")
     ),
-    DaliName(
-        "_op",
-        "iterators/dali/operators.py",
-        lambda made: made.reader._op.schema.Name() == "readers__File",
-        "operators of a pipeline cannot be told apart",
-        "find the object that has the operator's schema",
+    "_foreach_copy_": _copies_in_one_call,
+    "_version": _counts_writes,
+    "_cdata": lambda: torch.zeros(2)[1:].untyped_storage()._cdata != 0,
+    "_python_dispatch": lambda: (
+        not torch.utils._python_dispatch.is_traceable_wrapper_subclass(torch.zeros(1))
     ),
-    DaliName(
-        "_init_args",
-        _NATIVE,
-        lambda made: made.reader._op._init_args["pad_last_batch"] is True,
-        _NO_NATIVE,
-        "read the arguments from the operator's spec",
+    "_C": lambda: torch._C,
+    "_get_privateuse1_backend_name": lambda: isinstance(
+        torch._C._get_privateuse1_backend_name(), str
     ),
-    DaliName(
-        "_call_args",
-        _NATIVE,
-        lambda made: isinstance(made.reader._op._call_args, dict),
-        _NO_NATIVE,
-        "read the arguments from the operator's spec",
+    "_cuda_hasPrimaryContext": lambda: (
+        torch.version.cuda is None or callable(torch._C._cuda_hasPrimaryContext)
     ),
-    DaliName(
-        "_group",
-        _GRAPH,
-        lambda made: callable(made.source._group.callback) and made.source._group.source_desc.kind,
-        "our reader is not found in a pipeline, and sources without a place are not refused",
-        "find where an external source keeps its callback",
+    "torch._dynamo": lambda: __import__("torch._dynamo"),
+    "torch._dynamo.eval_frame": _wraps_compiled_modules,
+    "_orig_mod": lambda: "_orig_mod" in torch.compile(nn.Identity())._modules,
+    "_use_new_zipfile_serialization": lambda: (
+        "_use_new_zipfile_serialization" in inspect.signature(torch.save).parameters
     ),
-    DaliName(
-        "_enable_checkpointing",
-        _NATIVE,
-        lambda made: made.pipeline._enable_checkpointing is True,
-        _NO_NATIVE,
-        "try pipeline.checkpoint(), which fails without it",
+    "_disable_byteorder_record": lambda: (
+        "_disable_byteorder_record" in inspect.signature(torch.save).parameters
     ),
-    DaliName(
-        "_reader_name",
-        _NATIVE,
-        lambda made: made.iterator._reader_name == "Reader",
-        _NO_NATIVE,
-        "compare the length of the iterator with the reader's",
+    "_get_default_store": _has_a_default_store,
+    "_local_tensor": _knows_its_shard,
+    "_layout": _mesh_has_a_layout,
+    "_rank_map": _mesh_has_a_layout,
+    "torch.distributed._composable_state": _knows_who_shards,
+    "_module_state_mapping": _knows_who_shards,
+    "torch.distributed.fsdp._fully_shard.": _hooks_of_fully_shard_are_known,
+    "_fsdp_flattened": _marks_flat_parameters,
+    **{name: _loader_has(name) for name in ("_get_iterator", "_index_sampler", "_auto_collation")},
+    "_shutdown": _iterators_have_a_flag,
+    **dict.fromkeys(
+        ("_workers", "_worker_pids_set", "_remove_worker_pids"), _workers_are_forgotten
     ),
-    DaliName(
-        "_last_batch_policy",
-        _NATIVE,
-        lambda made: made.iterator._last_batch_policy.name == "PARTIAL",
-        "iterators that lose or repeat samples are not refused",
-        "have the user say it to NativeDALILoader",
-    ),
-    DaliName(
-        "_first_batch",
-        _GRAPH,
-        lambda made: hasattr(made.fed_iterator, "_first_batch"),
-        "batches that were prefetched are counted wrongly",
-        "find where the iterator keeps the batch that it fetches when it is made",
-    ),
-    DaliName(
-        "_batches_to_consume",
-        _GRAPH,
-        lambda made: isinstance(made.fed._batches_to_consume, int),
-        "batches that were prefetched are counted wrongly",
-        "count what the source was asked for and what the iterator handed out",
-    ),
-    DaliName(
-        "_consumer_iter",
-        _NATIVE,
-        lambda made: isinstance(made.pipeline._consumer_iter, int),
-        "a pipeline that was run elsewhere before is not refused",
-        "find how a pipeline counts the batches that were taken",
-    ),
-    DaliName(
-        "_counter",
-        "iterators/dali/native.py",
-        lambda made: isinstance(made.iterator._counter, int),
-        "the end of an epoch is not known to the native mode",
-        "find how the iterator counts the samples of an epoch",
-    ),
-    DaliName(
-        "_graph_outputs",
-        _GRAPH,
-        lambda made: len(made.pipeline._graph_outputs) == 2,
-        "outputs that come directly from our reader are not known",
-        "find the nodes that define_graph returned",
-    ),
-    DaliName(
-        "_output_index",
-        _GRAPH,
-        lambda made: hasattr(made.fed._graph_outputs[0].source, "_output_index"),
-        "outputs that come directly from our reader are not known",
-        "find which output of its operator a node is",
-    ),
-]
+    **dict.fromkeys(("_empty_affine_quantized", "_empty_per_channel_affine_quantized"), _quantized),
+    **dict.fromkeys(("_nested_tensor_size", "_nested_tensor_strides"), _nested),
+    **dict.fromkeys(("_nested_tensor_storage_offsets", "_nested_view_from_buffer"), _nested),
+    **dict.fromkeys(("_maybe_max_seqlen", "_maybe_min_seqlen"), _jagged),
+    **dict.fromkeys(("_metadata_cache", "_ragged_idx"), _jagged),
+    **dict.fromkeys(("_coalesced_", "_indices"), _sparse),
+    "_StorageInfo": _dcp_says_where,
+    "torch.serialization._get_layout": _layouts_have_names,
+    "_rand": lambda: isinstance(np.random.mtrand._rand, np.random.RandomState),
+    "_bit_generator": lambda: callable(type(np.random.mtrand._rand._bit_generator)),
+    "_run_module_as_main": lambda: callable(__import__("runpy")._run_module_as_main),
+    "_Unpickler": _machine_is_in_python,
+}
 
-NAMES = [*MODULES, *OPTIMIZERS, *TENSORS, *RANKS, *LOADERS, *COMPOSED, *OTHERS]
+#: Those of DALI, tried on what is ``Made``.
+THERE_IN_DALI: dict[str, Callable[[Made], object]] = {
+    "_DaliBaseIterator": _base_of_iterators,
+    "_pipes": lambda made: list(made.iterator._pipes) == [made.pipeline],
+    "_ops": lambda made: made.reader,
+    "_op": lambda made: made.reader._op.schema.Name() == "readers__File",
+    "_init_args": lambda made: made.reader._op._init_args["pad_last_batch"] is True,
+    "_call_args": lambda made: isinstance(made.reader._op._call_args, dict),
+    "_group": lambda made: (
+        callable(made.source._group.callback) and made.source._group.source_desc.kind
+    ),
+    "_enable_checkpointing": lambda made: made.pipeline._enable_checkpointing is True,
+    "_reader_name": lambda made: made.iterator._reader_name == "Reader",
+    "_last_batch_policy": lambda made: made.iterator._last_batch_policy.name == "PARTIAL",
+    "_first_batch": lambda made: hasattr(made.fed_iterator, "_first_batch"),
+    "_batches_to_consume": lambda made: isinstance(made.fed._batches_to_consume, int),
+    "_consumer_iter": lambda made: isinstance(made.pipeline._consumer_iter, int),
+    "_counter": lambda made: isinstance(made.iterator._counter, int),
+    "_graph_outputs": lambda made: len(made.pipeline._graph_outputs) == 2,
+    "_output_index": lambda made: hasattr(made.fed._graph_outputs[0].source, "_output_index"),
+}
+
+
+@dataclass(frozen=True)
+class PrivateName:
+    """One name of ``owner``. ``used``: a file of ours; ``breaks``: what goes wrong without it."""
+
+    owner: str
+    name: str
+    used: str
+    breaks: str
+    instead: str
+
+
+def listed() -> list[PrivateName]:
+    """All of ``private_names.json``."""
+    groups = json.loads(Path(__file__).with_suffix(".json").read_text())
+    return [
+        PrivateName(name=name, **{key: text for key, text in group.items() if key != "names"})
+        for group in groups
+        for name in group["names"]
+    ]

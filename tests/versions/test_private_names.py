@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeGuard
 
 import pytest
 import torch
 
-from tests.versions.private_names import DALI, NAMES, DaliName, Made, PrivateName
+from tests.versions.private_names import THERE, THERE_IN_DALI, Made, PrivateName, listed
 
 ROOT = Path(__file__).resolve().parents[2]
 HAS_DALI = importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali")
@@ -22,18 +22,26 @@ DOCUMENTED = {"_exit", "_replace", "_asdict", "_fields", "_getframe"}
 _MODULE = re.compile(r"torch(?:\.\w+)*\._\w+(?:\.\w+)*\.?")
 
 
-@pytest.mark.parametrize("one", NAMES, ids=lambda one: one.name)
-@pytest.mark.filterwarnings("default")
-def test_a_private_name_that_we_use_means_what_it_did(one: PrivateName) -> None:
+NAMES = listed()
+DALI = [one for one in NAMES if one.owner == "DALI"]
+OTHERS = [one for one in NAMES if one.owner != "DALI"]
+
+
+def expect(one: PrivateName, there: Callable[[], object], version: str) -> None:
     try:
-        is_there, how = bool(one.there()), "it means something else"
+        is_there, how = bool(there()), "it means something else"
     except (AttributeError, ImportError, KeyError, TypeError, ValueError) as error:
         is_there, how = False, f"{type(error).__name__}: {error}"
-    version = f" {torch.__version__}" if one.owner == "torch" else ""
     assert is_there, (
-        f"{one.owner}{version} has no {one.name} as {one.used} uses it ({how}). "
+        f"{one.owner} {version} has no {one.name} as {one.used} uses it ({how}). "
         f"Without it, {one.breaks}. Instead: {one.instead}"
     )
+
+
+@pytest.mark.parametrize("one", OTHERS, ids=lambda one: one.name)
+@pytest.mark.filterwarnings("default")
+def test_a_private_name_that_we_use_means_what_it_did(one: PrivateName) -> None:
+    expect(one, THERE[one.name], torch.__version__ if one.owner == "torch" else "")
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +56,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 @pytest.mark.dali
 @pytest.mark.skipif(not HAS_DALI, reason="NVIDIA DALI is not installed")
 @pytest.mark.parametrize("one", DALI, ids=lambda one: one.name)
-def test_a_private_name_of_dali_means_what_it_did(one: DaliName, made: Made) -> None:
+def test_a_private_name_of_dali_means_what_it_did(one: PrivateName, made: Made) -> None:
     from nvidia.dali import __version__
 
-    try:
-        is_there, how = bool(one.there(made)), "it means something else"
-    except (AttributeError, ImportError, KeyError, TypeError, ValueError) as error:
-        is_there, how = False, f"{type(error).__name__}: {error}"
-    assert is_there, (
-        f"DALI {__version__} has no {one.name} as {one.used} uses it ({how}). "
-        f"Without it, {one.breaks}. Instead: {one.instead}"
-    )
+    expect(one, lambda: THERE_IN_DALI[one.name](made), __version__)
 
 
 def sources() -> Iterator[tuple[str, str]]:
@@ -109,18 +110,18 @@ def used_in(tree: ast.AST) -> Iterator[str]:
 def test_every_private_name_in_use_is_listed() -> None:
     trees = {name: ast.parse(text) for name, text in sources()}
     ours = {name for tree in trees.values() for name in defined_in(tree)}
-    listed = {one.name for one in (*NAMES, *DALI)} | DOCUMENTED
+    known = {one.name for one in NAMES} | DOCUMENTED
     missing = {
         (found, file)
         for file, tree in trees.items()
         for found in used_in(tree)
-        if (is_private(found) or _MODULE.fullmatch(found)) and found not in ours | listed
+        if (is_private(found) or _MODULE.fullmatch(found)) and found not in ours | known
     }
-    assert missing == set(), "give each an entry in tests/versions/private_names.py"
+    assert missing == set(), "give each an entry in tests/versions/private_names.json"
 
 
-@pytest.mark.parametrize("one", [*NAMES, *DALI], ids=lambda one: one.name)
-def test_what_is_listed_is_used_where_it_is_said_to_be(one: PrivateName | DaliName) -> None:
+@pytest.mark.parametrize("one", NAMES, ids=lambda one: one.name)
+def test_what_is_listed_is_used_where_it_is_said_to_be(one: PrivateName) -> None:
     text = (ROOT / one.used).read_text()
     stem = one.name.removeprefix("_growth_") if one.name == "_growth_factor" else one.name
     assert stem in text, f"{one.used} does not use {one.name}: take it from the list"

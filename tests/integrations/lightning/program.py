@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
 import random
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import lightning
 import numpy as np
@@ -27,25 +27,14 @@ from torchmetrics import MeanMetric
 
 from checkfreq import CFConfig, CFMode
 from checkfreq.integrations.lightning import CheckFreqCallback
+from iterators.testing import digest
+from tests.acceptance.ranks import Rank
 
 NUM_SAMPLES, FEATURES = 28, 6
 
-#: What kind of event, epoch, batch in the epoch.
-Instant: TypeAlias = tuple[str, int, int]
-
-
-class Event(NamedTuple):
-    """Something that happened after ``step`` boundaries; ``data`` are the bits to compare."""
-
-    instant: Instant
-    step: int
-    data: object
-    durable_step: int
-
-    @property
-    def history(self) -> tuple[Instant, int, object]:
-        """What an uninterrupted run has as well."""
-        return self.instant, self.step, self.data
+#: Is told what happened, after how many boundaries, and the bits to compare; first what was
+#: "restored", at last that all is "done".
+Report: TypeAlias = Callable[[str, int, Any], None]
 
 
 class Samples(Dataset[tuple[int, Tensor]]):
@@ -220,13 +209,17 @@ CASES = {
 class Recorder(Callback):
     """Tells ``report`` what happens."""
 
-    def __init__(self, ours: CheckFreqCallback, report: Callable[[Event], None]) -> None:
+    def __init__(self, ours: CheckFreqCallback, report: Report) -> None:
         self._ours, self._report = ours, report
+        self._has_begun = False
 
     def on_train_batch_start(
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int
     ) -> None:
         manager, ids = self._ours.manager, self._ours.batches.last_ids
+        if not self._has_begun:
+            self._has_begun = True
+            self._report("restored", manager.stats()["restored_step"] or 0, None)
         if manager.global_step - (manager.stats()["last_durable_step"] or 0) > 2:
             manager.wait()
         assert ids is None or ids.tolist() == batch[0].tolist()
@@ -245,15 +238,40 @@ class Recorder(Callback):
         self._tell("epoch", trainer, metrics_of(trainer))
 
     def _tell(self, kind: str, trainer: Any, data: object) -> None:
-        manager = self._ours.manager
-        durable = manager.stats()["last_durable_step"] or 0
-        instant = (kind, trainer.current_epoch, trainer.fit_loop.batch_idx)
-        self._report(Event(instant, manager.global_step, data, durable))
+        place = (trainer.current_epoch, trainer.fit_loop.batch_idx)
+        self._report(kind, self._ours.manager.global_step, (place, data))
+
+
+def live(here: Rank) -> None:
+    """One life of a case on a rank."""
+    here.send("begun", here.rank)
+    if here.world > 1:
+        ranks = {"RANK": here.rank, "LOCAL_RANK": here.rank, "WORLD_SIZE": here.world}
+        ranks |= {"LOCAL_WORLD_SIZE": here.world, "GROUP_RANK": 0, "MASTER_PORT": 29500}
+        os.environ.update({name: str(value) for name, value in ranks.items()})
+        os.environ.update({"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "kills"})
+
+    def report(kind: str, step: int, data: Any) -> None:
+        if kind == "restored":
+            here.send("restored", step)
+        elif kind == "done":
+            here.send("end", data)
+        else:
+            here.send("event", kind, step, data)
+
+    config = CFConfig(verify_settled=True, **here.settings.get("config", {}))
+    train(here.settings["case"], here.life.folder, report, seed=here.life.seed, config=config)
 
 
 def train(
-    name: str, folder: Path, report: Callable[[Event], None], *, seed: int, **more: Any
-) -> lightning.Trainer:
+    name: str,
+    folder: Path,
+    report: Report,
+    *,
+    seed: int,
+    config: CFConfig | None = None,
+    **more: Any,
+) -> None:
     """One life of a run: from its last checkpoint to its end."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -267,7 +285,7 @@ def train(
         seed=5,
         mode=CFMode.MANUAL,
         chk_freq=1,
-        config=CFConfig(verify_settled=True),
+        config=config or CFConfig(verify_settled=True),
     )
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -292,19 +310,21 @@ def train(
     noise = 0.0 if case.val_loader else 0.1
     validation = DataLoader(Samples(noise), size, **case.val_loader)
     trainer.fit(module, loader, validation)
-    report(Event(("done", 0, 0), trainer.global_step, everything(trainer, module, folder), 0))
-    return trainer
+    report("done", trainer.global_step, everything(trainer, module, folder))
 
 
 def everything(trainer: Any, module: Net, folder: Path) -> dict[str, str]:
     """All that a run is, at its end."""
+    state = module.state_dict()
+    # Where a run is over when it is restored, no forward pass makes other ranks' buffers equal.
+    owned = state if trainer.is_global_zero else dict(module.named_parameters())
     callbacks = {
         one.state_key: one.state_dict()
         for one in trainer.callbacks
         if not isinstance(one, Recorder | CheckFreqCallback)
     }
     return {
-        "model": digest(module.state_dict()),
+        "model": digest([state[name] for name in state if name in owned]),
         "optimizers": digest([one.state_dict() for one in trainer.optimizers]),
         "schedulers": digest([c.scheduler.state_dict() for c in trainer.lr_scheduler_configs]),
         "callbacks": repr(callbacks).replace(str(folder), "."),
@@ -319,25 +339,3 @@ def everything(trainer: Any, module: Net, folder: Path) -> dict[str, str]:
 def metrics_of(trainer: Any) -> dict[str, str]:
     """All that is monitored, to the bit."""
     return {name: one.item().hex() for name, one in sorted(trainer.callback_metrics.items())}
-
-
-def digest(value: Any) -> str:
-    """A digest of every bit in a tree of values."""
-    found = hashlib.blake2b(digest_size=8)
-    _feed(found, value)
-    return found.hexdigest()
-
-
-def _feed(found: Any, value: Any) -> None:
-    if isinstance(value, Tensor):
-        found.update(str(value.dtype).encode())
-        found.update(value.detach().cpu().contiguous().numpy().tobytes())
-    elif isinstance(value, dict):
-        for key, one in value.items():
-            found.update(repr(key).encode())
-            _feed(found, one)
-    elif isinstance(value, list | tuple):
-        for one in value:
-            _feed(found, one)
-    else:
-        found.update(repr(value).encode())

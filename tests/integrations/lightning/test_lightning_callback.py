@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,19 +19,17 @@ lightning = pytest.importorskip("lightning")
 import torch  # noqa: E402
 from lightning.pytorch.callbacks import (  # noqa: E402
     BackboneFinetuning,
-    LearningRateFinder,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.demos.boring_classes import BoringModel  # noqa: E402
 from lightning.pytorch.strategies import FSDPStrategy  # noqa: E402
-from torch.utils.data import DataLoader, Sampler  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
 
 import checkfreq  # noqa: E402
 from checkfreq.errors import ConfigError  # noqa: E402
 from checkfreq.integrations.lightning import CheckFreqCallback  # noqa: E402
 from checkfreq.store.store import CheckpointStore  # noqa: E402
-from iterators import NotResumableError  # noqa: E402
-from tests.integrations.lightning.program import Event, Net, Samples, train  # noqa: E402
+from tests.integrations.lightning.program import Net, Samples, train  # noqa: E402
 
 
 def trainer_of(*callbacks: Any, folder: Path, **settings: Any) -> Any:
@@ -85,21 +81,6 @@ def test_fsdp1_is_refused_by_name(tmp_path: Path) -> None:
         require_exact(trainer, Net(), None)
 
 
-def test_a_strategy_nobody_knows_is_refused(tmp_path: Path) -> None:
-    from checkfreq.integrations.lightning.refusals import require_exact
-
-    trainer = trainer_of(folder=tmp_path)
-    trainer._accelerator_connector.strategy = type("Mystery", (), {})()
-    with pytest.raises(ConfigError, match="the strategy Mystery is not known to be exact"):
-        require_exact(trainer, Net(), None)
-
-
-def test_several_training_loaders_are_refused(tmp_path: Path) -> None:
-    trainer = trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path)
-    with pytest.raises(ConfigError, match="training reads 2 loaders"):
-        trainer.fit(Net(), {"one": loader(), "two": loader()})
-
-
 @pytest.mark.parametrize("nothing", [[], {}], ids=["list", "dict"])
 def test_no_training_loader_is_nothing_to_train_on_as_without_ours(
     tmp_path: Path, nothing: Any
@@ -107,29 +88,6 @@ def test_no_training_loader_is_nothing_to_train_on_as_without_ours(
     trainer = trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path)
     trainer.fit(Net(), nothing)
     assert trainer.global_step == 0
-
-
-def test_a_loader_whose_order_is_unknown_is_refused(tmp_path: Path) -> None:
-    class Mine(Sampler[int]):
-        def __iter__(self) -> Any:
-            return iter([3, 1, 2, 0])
-
-        def __len__(self) -> int:
-            return 4
-
-    trainer = trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path)
-    with pytest.raises(NotResumableError, match="custom sampler Mine"):
-        trainer.fit(Net(), loader(sampler=Mine()))
-
-
-def test_an_argument_that_the_manager_does_not_know_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="how_often"):
-        CheckFreqCallback(tmp_path, how_often=3)
-
-
-def test_there_is_no_manager_outside_of_training(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="found no training"):
-        CheckFreqCallback(tmp_path).manager  # noqa: B018
 
 
 @pytest.mark.parametrize("setting", ["fast_dev_run", "overfit_batches"])
@@ -224,9 +182,9 @@ def test_a_copy_of_the_loop_takes_no_part_in_the_run(tmp_path: Path) -> None:
 
 def test_a_run_that_is_over_trains_no_further_and_a_longer_one_goes_on(tmp_path: Path) -> None:
     def told(folder: Path, **settings: Any) -> list[Any]:
-        events: list[Event] = []
-        train("manual", folder, events.append, seed=len(events), **settings)
-        return [event.history for event in events]
+        events: list[Any] = []
+        train("manual", folder, lambda *event: events.append(event), seed=0, **settings)
+        return [event for event in events if event[0] != "restored"]
 
     whole = told(tmp_path / "whole")
     first = told(tmp_path / "twice", max_epochs=1)
@@ -241,31 +199,6 @@ def test_the_trainer_gets_its_loader_back(tmp_path: Path) -> None:
     assert trainer.fit_loop._data_source.instance is train_loader
     assert "run" not in vars(trainer.fit_loop.epoch_loop.val_loop)
     assert checkfreq.load(tmp_path / "chk")["model"].keys() == Net().state_dict().keys()
-
-
-def test_an_error_in_training_is_raised_as_it_is_and_the_run_resumes(tmp_path: Path) -> None:
-    class Fails(Net):
-        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-            if batch_idx == 5:
-                raise ValueError("bad sample")
-
-    with pytest.raises(ValueError, match="bad sample"):
-        trainer_of(CheckFreqCallback(tmp_path / "chk"), folder=tmp_path).fit(Fails(), loader())
-    ours = CheckFreqCallback(tmp_path / "chk")
-    trainer = trainer_of(ours, folder=tmp_path)
-    trainer.fit(Net(), loader())
-    assert trainer.global_step == 7
-
-
-def test_a_search_for_a_learning_rate_comes_before_the_run(tmp_path: Path) -> None:
-    class Rated(Net):
-        lr = 0.01
-
-    finder = LearningRateFinder(num_training_steps=5)
-    trainer = trainer_of(CheckFreqCallback(tmp_path / "chk"), finder, folder=tmp_path)
-    trainer.fit(Rated(), loader())
-    assert trainer.global_step == 7
-    assert CheckpointStore(tmp_path / "chk").steps()[-1] == 7
 
 
 def test_a_checkpoint_of_lightning_s_counts_until_there_is_one_of_ours(tmp_path: Path) -> None:
@@ -315,9 +248,3 @@ def test_the_older_name_of_the_library_works_too(tmp_path: Path) -> None:
     )
     trainer.fit(Older(), loader())
     assert CheckpointStore(tmp_path / "chk").steps()[-1] == 14
-
-
-def test_importing_checkfreq_imports_no_lightning() -> None:
-    code = "import checkfreq, iterators, sys; print('lightning' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert ran.stdout.strip() == "False", ran.stderr
