@@ -18,7 +18,6 @@ _PRELOADED = [
     "tests.acceptance.programs",
     "tests.acceptance.trainer",
     "tests.integrations.ranks",
-    "tests.iterators.elastic.program",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "tests.ranks.tiny",
