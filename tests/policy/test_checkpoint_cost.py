@@ -113,6 +113,12 @@ def test_costs_that_change_within_their_noise_are_followed_once_it_is_certain(no
     assert mean_of(cost) == pytest.approx(now, abs=0.4)
 
 
+def test_equal_costs_of_a_long_run_are_all_kept() -> None:
+    cost = cost_of(*[1.0] * 1100)  # more than are compared with at most
+    assert mean_of(cost) == 1.0
+    assert cost.num_compared(1100) == 1100
+
+
 def test_without_a_change_few_costs_are_dropped() -> None:
     kept = []
     for seed in range(5):

@@ -196,6 +196,11 @@ def test_a_bound_that_is_not_a_fraction_is_refused(bound: float) -> None:
         policy(bound)
 
 
+def test_no_slots_are_refused() -> None:
+    with pytest.raises(ConfigError, match="num_slots: expected at least 1, got 0"):
+        policy(num_slots=0)
+
+
 @pytest.mark.parametrize("mtbf_s", [0.0, INF])
 def test_an_impossible_time_between_failures_is_refused(mtbf_s: float) -> None:
     with pytest.raises(ConfigError, match=f"mtbf_s: expected None or finite .* got {mtbf_s}"):

@@ -68,6 +68,11 @@ def test_a_missing_and_an_unknown_field_are_named() -> None:
         Profile.from_dict(data)
 
 
+def test_a_time_longer_than_any_run_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Profile\.persist_s: expected seconds, got 1e\+300"):
+        Profile.from_dict({**PROFILE.to_dict(), "persist_s": 1e300})
+
+
 @pytest.mark.parametrize("place", ["disk", []])
 def test_an_unknown_place_is_refused(place: Any) -> None:
     with pytest.raises(ConfigError, match=r"Profile\.place: unknown place"):
