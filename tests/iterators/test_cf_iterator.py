@@ -198,7 +198,7 @@ STEPS, LOOP = CFIterator.steps, lambda iterator, _: iter(iterator)
         ({"cf_manager": None}, LOOP, 1, 0, (1, 0)),
         ({"cf_manager": None}, STEPS, 1, 0, (0, 1)),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_a_loop_that_is_left_goes_on_or_is_over_or_was_only_a_look(
     options: dict[str, Any], loop: Any, taken: int, updates: int, goes_on_at: tuple[int, int]
