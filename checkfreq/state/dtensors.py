@@ -173,7 +173,8 @@ def empty_like(
 ) -> Any:
     """A new DTensor on the same mesh with the same placements; its values are undefined.
 
-    Its dimensions lie in memory in the order that ``strides`` give them; None is row-major.
+    Its dimensions lie in memory in the order that ``strides`` give them; None is row-major. It
+    lies where ``live`` does, which with CPU offload is not the device of the mesh.
     """
     from torch.distributed.tensor import DTensor
 
@@ -181,11 +182,13 @@ def empty_like(
     # Stable, so that what has one stride keeps its order.
     order = sorted(range(live.ndim), key=lambda dim: -(strides[dim] if strides else 0))
     whole = torch.empty_permuted(live.shape, order, device="meta")
-    return DTensor.from_local(
-        torch.empty_permuted(local.shape, order, dtype=dtype, device=device or local.device),
+    # from_local() moves what lies elsewhere to the mesh's device, but for meta tensors.
+    pattern = DTensor.from_local(
+        torch.empty_permuted(local.shape, order, dtype=dtype, device="meta"),
         live.device_mesh,
         live.placements,
         run_check=False,
         shape=live.shape,
         stride=whole.stride(),
     )
+    return torch.empty_like(pattern, device=device or local.device)

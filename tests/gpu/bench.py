@@ -45,6 +45,7 @@ class LateDevice(CudaDevice):
     def __init__(
         self, *, copy: int = SHORT, pack: int = SHORT, every: bool = False, fail_at: int = 0
     ) -> None:
+        super().__init__()
         self.copy_cycles, self.pack_cycles = copy, pack
         self.every = every
         self.fail_at = fail_at

@@ -176,7 +176,7 @@ def test_every_checkpoint_is_its_boundary(tmp_path: Path, name: str) -> None:
                 closure()
                 manager.weight_update()
             boundaries.pass_one(manager)
-    boundaries.assert_equal_checkpoints(at_least=4)
+    boundaries.assert_equal_checkpoints(at_least=2)  # at LBFGS's growing state, those of a round
 
 
 def rounds(manager: CFManager) -> Iterator[None]:
@@ -201,12 +201,11 @@ def test_verify_settled_finds_nothing_in_a_loop_that_keeps_the_rules(tmp_path: P
     chk = CFCheckpoint(model=model, optimizer=optimizer)
     config = CFConfig(verify_settled=True, close_timeout_s=120.0, takeover_s=60.0)
     with manager_of(tmp_path, chk, config=config) as manager:
-        for step in range(4):
+        for _ in range(4):
             model(images()).square().mean().backward()
             manager.weight_update()
             boundaries.pass_one(manager)
-            if step == 0:
-                await_slots(manager)
+            await_slots(manager)
         manager.wait()
     boundaries.assert_equal_checkpoints(at_least=2)
 

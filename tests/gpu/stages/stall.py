@@ -36,7 +36,7 @@ _SHARING = "dcp.async_save, process"  # in /dev/shm, all of the state
 _OTHERS = ("dcp.async_save, thread", "torch.save, synced", _SHARING)
 _ROUNDS = 3
 #: No save begins that would not end within this time, as far as its last one tells, or others.
-_SECONDS = 50.0
+_SECONDS = 80.0
 #: Copies of the state: slots, two stagings, what passes through; on the device; on the disk.
 _COPIES, _ON_DEVICE, _ON_DISK = 5.0, 2.5, 3.5
 _TENSORS = 64
