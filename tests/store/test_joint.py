@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,24 +125,6 @@ def test_a_leader_that_waits_long_changes_the_directory_to_refresh_its_listing(
     assert disk.listdir(pending.path) == sorted(shares()[0].files)
 
 
-def test_a_leader_whose_trainer_is_gone_waits_less_long_for_a_missing_part(
-    store: JointStore,
-) -> None:
-    pending = leader_begins(store, shares()[0])
-    time = FakeTime()
-    with pytest.raises(PersistError, match=r"rank\(s\) 1, 2 wrote no part within 3 s"):
-        store.wait_for_parts(
-            pending,
-            [1, 2],
-            timeout_s=60.0,
-            orphaned_timeout_s=3.0,
-            is_orphaned=lambda: time.now_s > 102.0,
-            clock=time.clock,
-            sleep=time.sleep,
-        )
-    assert time.now_s == pytest.approx(103.0)
-
-
 def test_a_part_whose_payload_is_gone_is_refused(store: JointStore, disk: CrashingFileOps) -> None:
     leader, one, two = shares()
     pending = leader_begins(store, leader)
@@ -169,19 +150,6 @@ def test_a_member_finds_out_that_the_leader_gave_up(store: JointStore) -> None:
         two.write_payloads(late)
     for given_up, rank in ((writing, 1), (late, 2)):
         store.leave(given_up, rank=rank)
-
-
-def test_a_member_that_fails_has_the_leader_give_up_at_once_and_say_why(
-    store: JointStore,
-) -> None:
-    pending = leader_begins(store, shares(world=4)[0])
-    store.tell_failure(5, attempt="a5", rank=1, why="OSError: disk full (during write)")
-    time = FakeTime()
-    told = r"rank 1 wrote no part: OSError: disk full \(during write\)$"
-    with pytest.raises(PersistError, match=told) as caught:
-        store.wait_for_parts(pending, [1, 2, 3], timeout_s=10.0, clock=time.clock, sleep=time.sleep)
-    assert caught.value.phase == "parts"
-    assert not time.pauses
 
 
 class Watched(CrashingFileOps):
@@ -324,18 +292,6 @@ def test_a_part_whose_rename_reported_an_error_may_be_there_and_is_not_removed(
         store.write_part(writing, one.manifest())
     store.leave(writing, rank=1)
     assert disk.listdir(writing.path) == sorted(one.files)
-
-
-def test_leftovers_that_cannot_be_removed_yet_do_not_stop_the_next_attempt(
-    store: JointStore, disk: CrashingFileOps, caplog: pytest.LogCaptureFixture
-) -> None:
-    write_part(store, shares()[1])
-    disk.fail_after(0, OSError(errno.ENOTEMPTY, "somebody writes in it"))
-    with caplog.at_level(logging.WARNING):
-        store.lead(6, attempt="a6")
-    assert ".tmp-5-a5 is left until the next checkpoint" in caplog.text
-    store.lead(7, attempt="a7")
-    assert pending_names(disk) == [".tmp-7-a7"]
 
 
 def test_opening_for_a_replacement_keeps_what_other_ranks_may_be_writing(

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from checkfreq.errors import ConfigError, CorruptCheckpointError
@@ -48,10 +48,6 @@ def framed(body: str, *, version: str = "1") -> bytes:
     return (head + digest + tail).encode(errors="surrogateescape")
 
 
-def version_of(manifest: Manifest) -> str:
-    return str(manifest.format_version)
-
-
 def body_of(manifest: Manifest) -> dict[str, Any]:
     """The fields after the first line, as JSON values to damage."""
     fields: dict[str, Any] = json.loads(manifest.encode())
@@ -77,7 +73,6 @@ def test_state_that_older_readers_would_take_for_damage_needs_format_version_3(o
     ("manifest", "version"),
     [
         (MANIFEST, "0"),
-        (MANIFEST, "2"),
         (MANIFEST, "3"),
         (OF_RANKS, "1"),
         (OF_RANKS, "3"),
@@ -96,17 +91,12 @@ def test_a_version_that_does_not_go_with_the_fields_is_corruption(
     ("field", "value", "said"),
     [
         ("piece_bytes", 0, "more than 0"),
-        ("piece_bytes", -16, "whole number"),
         ("piece_bytes", 16.0, "whole number"),
-        ("piece_bytes", True, "whole number"),
-        ("piece_bytes", None, "whole number"),
         ("piece_bytes", 24, "less than 24 bytes"),
         ("piece_bytes", 6, "whole elements of 4 bytes"),
         ("piece_bytes", 8, "48 hexadecimal digits"),
         ("digest", DIGEST, "32 hexadecimal digits"),
-        ("digest", DIGEST * 3, "32 hexadecimal digits"),
         ("digest", DIGEST + DIGEST.upper(), "32 hexadecimal digits"),
-        ("digest", None, "32 hexadecimal digits"),
     ],
 )
 def test_pieces_that_cannot_be_are_corruption(field: str, value: Any, said: str) -> None:
@@ -172,21 +162,6 @@ def test_every_changed_byte_is_corruption() -> None:
             Manifest.decode(bytes(damaged), path="m")
 
 
-def test_every_truncation_and_every_addition_is_corruption() -> None:
-    data = MANIFEST.encode()
-    for length in range(len(data)):
-        with pytest.raises(CorruptCheckpointError):
-            Manifest.decode(data[:length], path="m")
-    with pytest.raises(CorruptCheckpointError):
-        Manifest.decode(data + b"\n", path="m")
-
-
-@given(st.text(max_size=60) | st.from_regex(re.compile(r'("step"|[\[\]{},:0-9])*')))
-def test_arbitrary_text_with_a_right_digest_is_corruption(body: str) -> None:
-    with pytest.raises(CorruptCheckpointError):
-        Manifest.decode(framed(body.encode(errors="replace").decode()), path="m")
-
-
 def test_a_newer_format_is_refused_with_advice_and_not_called_corrupt() -> None:
     data = framed('"what": "nobody knows yet"}', version="5")
     with pytest.raises(ConfigError, match=r"format version 5.*newer checkfreq"):
@@ -197,17 +172,13 @@ def test_a_newer_format_is_refused_with_advice_and_not_called_corrupt() -> None:
     ("body", "said"),
     [
         ("", "JSON"),
-        ("}", "JSON"),
         ('"a": ' + "[" * 100_000, "JSON"),
         ('"a": NaN}', "finite"),
-        ('"a": -Infinity}', "finite"),
         ('"a": 1, "a": 2}', "repetition"),
         ('"format_version": 1}', "repetition"),
         ('"a": ' + "9" * 5000 + "}", "JSON"),
         ('"a": 1e999}', "finite"),
-        ('"a": -1.5e999}', "finite"),
         ('"files": [], "objects": ' + "[" * 500 + "]" * 500 + "}", "nesting"),
-        ('"files": [], "objects": ' + '{"a":' * 500 + "1" + "}" * 501, "nesting"),
         ('"step": 1}', "a list"),
         ('"a": "\udcff"}', "JSON"),  # bytes that are not Unicode
     ],
@@ -283,12 +254,9 @@ def test_missing_and_unknown_fields_are_corruption(path: tuple[Any, ...]) -> Non
 
 
 WRONG_RANKS: list[Any] = [
-    *([], None, "x", {}),
-    *({"0": value} for value in ([], None, "x", 1)),
-    *(
-        {key: {}}
-        for key in ("3", "-1", "00", "01", "+1", " 1", "1.0", "", "one", "\u0661", "9" * 99)
-    ),
+    *([], {}),
+    *({"0": value} for value in ([], None)),
+    *({key: {}} for key in ("3", "-1", "01", "1.0", "", "\u0661", "9" * 99)),
 ]
 
 
@@ -299,40 +267,12 @@ def test_impossible_ranks_are_corruption(value: Any) -> None:
         Manifest.decode(encoded(fields, version="2"), path="m")
 
 
-@st.composite
-def places(draw: st.DrawFn, manifest: Manifest) -> list[Any]:
-    """A path to some value of the manifest, container or leaf."""
-    value: Any = body_of(manifest)
-    path: list[Any] = []
-    while isinstance(value, dict | list) and value and (not path or draw(st.booleans())):
-        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-        path.append(draw(st.sampled_from(keys)))
-        value = value[path[-1]]
-    return path
-
-
-@settings(max_examples=300)
-@given(st.data(), st.sampled_from([MANIFEST, OF_RANKS]), trees)
-def test_any_json_in_any_place_is_corruption_or_a_manifest(
-    data: st.DataObject, whole: Manifest, value: Any
-) -> None:
-    fields = body_of(whole)
-    set_at(*data.draw(places(whole)))(fields, value)
-    try:
-        manifest = Manifest.decode(encoded(fields, version=version_of(whole)), path="m")
-    except CorruptCheckpointError:
-        return
-    assert Manifest.decode(manifest.encode(), path="m") == manifest
-
-
 def test_an_impossible_manifest_cannot_even_be_made() -> None:
     with pytest.raises(ManifestError, match="offset of tensor 'scalar'"):
         FileEntry("f", 4122, 4096, DIGEST, (replace(WEIGHT, name="scalar", offset=4098),))
     with pytest.raises(ManifestError, match="names of objects"):
         replace(MANIFEST, objects={1: {}})
-    with pytest.raises(ManifestError, match="rank: expected a whole number below world 3, got 3"):
-        replace(OF_RANKS, ranks={3: {}})
-    for ranks in ([], {"0": {}}, {0: []}, {0: {1: 2}}):
+    for ranks in ([], {3: {}}, {"0": {}}, {0: []}, {0: {1: 2}}):
         with pytest.raises(ManifestError, match="rank"):
             replace(OF_RANKS, ranks=ranks)
     with pytest.raises(ValueError, match="JSON compliant"):

@@ -132,27 +132,6 @@ def test_a_reader_keeps_the_root_and_joins_it_once(store: JointStore) -> None:
     assert records.manifest(6).step == 6
 
 
-def test_the_last_checkpoint_that_looks_valid_survives_pruning(store: JointStore) -> None:
-    for step in (5, 6):
-        commit(store, listed(step=step))
-    store.ops.unlink(store.path(6) / part_name(2))
-    assert store.prune([5, 6]) == [6]
-    assert store.verify(5) == tree_of(store)
-
-
-def test_a_leader_whose_files_killed_workers_left_commits_its_own(store: JointStore) -> None:
-    """What has no payload's name goes; payloads that no record names do no harm."""
-    found = listed()
-    pending = leader_begins(store, found[0])
-    store.ops.write_file(pending.path / ".part-00003.json.new", b"half")
-    store.ops.write_file(pending.path / part_name(0), b"of a worker that was killed")
-    for share in found[1:]:
-        write_part(store, share)
-    leader_commits(store, pending, found[0])
-    assert ".part-00003.json.new" not in store.ops.listdir(store.path(5))
-    store.verify(5)
-
-
 # What is not committed.
 
 
@@ -215,13 +194,6 @@ def test_a_damaged_record_and_a_missing_file_are_refused(store: JointStore) -> N
     store.ops.write_file(pending.path / part_name(1), encode_part(found[1].manifest())[:-3])
     with pytest.raises(PersistError, match="the part of rank 1 cannot be read"):
         leader_commits(store, pending, found[0])
-
-
-def test_the_part_of_another_rank_under_its_name_is_refused(store: JointStore) -> None:
-    found = listed()
-    pending = leader_begins(store, found[0])
-    for share in found[1:]:
-        write_part(store, share)
     store.ops.write_file(pending.path / part_name(1), encode_part(found[2].manifest()))
     with pytest.raises(PersistError, match="the part of rank 1 says rank 2, expected 1"):
         leader_commits(store, pending, found[0])
