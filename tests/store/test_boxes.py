@@ -40,14 +40,6 @@ def test_the_rest_has_the_elements_of_no_other_box_each_once(box: Box, others: l
     assert set().union(*map(elements, left)) == expected
 
 
-def test_a_scalar_is_one_box_without_sides() -> None:
-    scalar = Box.whole(())
-    assert scalar.num_elements == 1
-    assert scalar.overlap(scalar) == scalar
-    assert scalar.without([scalar]) == []
-    assert scalar.without([]) == [scalar]
-
-
 def test_a_box_lies_in_a_shape_of_as_many_dimensions_that_is_large_enough() -> None:
     assert Box((1, 0), (2, 3)).lies_in((3, 3))
     assert not Box((1, 0), (3, 3)).lies_in((3, 3))
@@ -56,7 +48,9 @@ def test_a_box_lies_in_a_shape_of_as_many_dimensions_that_is_large_enough() -> N
 
 
 def test_a_box_may_be_a_whole_tensor_and_the_rest_of_it_surrounds_a_smaller_box() -> None:
-    whole = Box.whole((4, 3))
+    whole, scalar = Box.whole((4, 3)), Box.whole(())
+    assert str(whole) == "[0:4, 0:3]"
+    assert scalar.without([]) == [scalar] == [scalar.overlap(scalar)]
     inner = Box((1, 1), (2, 1))
     assert whole.is_whole((4, 3))
     assert not inner.is_whole((4, 3))
@@ -67,7 +61,3 @@ def test_a_box_may_be_a_whole_tensor_and_the_rest_of_it_surrounds_a_smaller_box(
         Box((1, 2), (2, 1)),
     ]
     assert whole.without([Box((0, 0), (1, 3))]) == [Box((1, 0), (3, 3))]
-
-
-def test_its_text_is_its_ranges() -> None:
-    assert str(Box((1, 0), (2, 3))) == "[1:3, 0:3]"

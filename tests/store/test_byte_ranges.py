@@ -90,16 +90,14 @@ def bytes_read(need: Box, saved: Box, item_bytes: int) -> int:
     )
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (2, 1), (1, 4), (2, 8), (4, 4)])
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (4, 2), (1, 4)])
 @pytest.mark.parametrize(
     ("shape", "dim"),
     [
         ((4096, 1024), 0),
-        ((64, 4096), 0),
         ((50304,), 0),
         ((96, 768, 3), 0),
         ((4, 2048, 512), 1),  # experts, of which each is divided
-        ((1, 512, 512), 1),
     ],
 )
 def test_ranks_of_another_number_read_each_byte_once_in_all(

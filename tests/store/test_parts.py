@@ -47,9 +47,14 @@ def test_the_names_tied_to_a_key_come_from_what_is_shared_and_from_every_rank() 
     assert tied_names(shared, "m", owns) == {"embedding": ["head", "tail"], "a": ["b"]}
 
 
-def test_the_file_of_what_is_a_ranks_own_is_told_from_that_of_an_object() -> None:
+def test_a_rank_that_comes_twice_or_has_a_file_of_another_is_refused() -> None:
     assert all(is_stem_of_a_rank(stem_of("model", rank)) for rank in (0, 7, 123456))
     assert not any(map(is_stem_of_a_rank, ("model", "model.rank-1", "model.rank-00001.x")))
+    leader, one, two = manifests()
+    with pytest.raises(PersistError, match="expected one part of rank 1, found two"):
+        merge(leader, [one, one])
+    with pytest.raises(PersistError, match="rank 2 wrote a file that is not its own"):
+        merge(leader, [one, replace(two, files=one.files)])
 
 
 def test_merging_puts_all_files_and_ranks_into_one_manifest() -> None:
@@ -68,8 +73,6 @@ def test_merging_puts_all_files_and_ranks_into_one_manifest() -> None:
     ("part", "said"),
     [
         (replace(manifests()[1], step=6), "rank 1 says step 6, expected 5"),
-        (replace(manifests()[1], attempt="b"), "rank 1 says attempt b, expected a5"),
-        (replace(manifests()[1], world=4), "rank 1 says world 4, expected 3"),
         (manifests()[2], r"rank 1 says ranks \[2\], expected \[1\]"),
         (replace(manifests()[1], objects={"m": 1}), r"rank 1 says objects \['m'\], expected \[\]"),
     ],
@@ -98,18 +101,6 @@ def test_a_file_of_another_size_is_refused(size: int | None, said: str) -> None:
     text = f"rank 1's {name}: expected {expected[name]} bytes, {said}"
     with pytest.raises(PersistError, match=text):
         check_sizes(part, expected, {**expected, name: size}, rank=1)
-
-
-def test_a_rank_that_comes_twice_is_refused() -> None:
-    leader, one, _ = manifests()
-    with pytest.raises(PersistError, match="expected one part of rank 1, found two"):
-        merge(leader, [one, one])
-
-
-def test_a_rank_that_wrote_a_file_of_a_different_rank_is_refused() -> None:
-    leader, one, two = manifests()
-    with pytest.raises(PersistError, match="rank 2 wrote a file that is not its own"):
-        merge(leader, [one, replace(two, files=one.files)])
 
 
 def set_shards(value: Any) -> Callable[[Share], None]:
@@ -141,9 +132,7 @@ def set_weight(*place: Any) -> Callable[[Share], None]:
             set_weight([4, 4], [2, 0]),
             r"expected \[3, 4\], as rank 0 says, found \[4, 4\] of rank 2",
         ),
-        (set_weight([3, 4], [2]), r"expected a box within \[3, 4\], found \[1, 4\] at \[2\] of"),
         (set_weight([3, 4]), r"'weight': expected \[\[global shape\], \[offsets\]\], found"),
-        (set_weight([3, 4], [-1, 0]), "expected .*global shape"),
         (set_weight([3, 4], [True, 0]), "expected .*global shape"),
         (set_weight([3, 4], "ab"), "expected .*global shape"),
         (set_shards({"weight": 5}), "rank 2's 'm': shard 'weight'"),

@@ -62,13 +62,11 @@ def on_disk(tmp_path: Path, few: None) -> JointStore:
     ("name", "place"),
     [
         ("model.safetensors", "model.safetensors"),
-        ("manifest.json", "manifest.json"),
         ("model.rank-00063.safetensors", "model.rank-00063.safetensors"),
         ("model.rank-00064.safetensors", "ranks-00064/model.rank-00064.safetensors"),
         ("a.rank-00001.rank-00130.safetensors", "ranks-00128/a.rank-00001.rank-00130.safetensors"),
         ("part-04095.json", "ranks-04032/part-04095.json"),
         ("failed-100000.txt", "ranks-99968/failed-100000.txt"),
-        ("part-1.json", "part-1.json"),
         ("model.rank-00064", "model.rank-00064"),
     ],
 )
@@ -166,18 +164,6 @@ def test_a_directory_that_is_gone_is_not_waited_for(
     disk.remove_tree(pending.path)
     with pytest.raises(FileNotFoundError):
         store.wait_for_parts(pending, [WORLD - 1], timeout_s=9.0)
-
-
-def test_a_file_of_an_earlier_step_is_linked_into_its_folder(on_disk: JointStore) -> None:
-    member = shares(7, world=WORLD)[9]
-    pending = on_disk.join(7, attempt="a7", rank=member.rank)
-    assert pending is not None
-    entry = next(
-        file for file in on_disk.manifest(5).files if file.name.startswith("rng.rank-00009")
-    )
-    source = on_disk.locate(5, entry.name)
-    assert pending.link_payload(source, entry)
-    assert pending.path_of(entry.name).stat().st_ino == source.stat().st_ino
 
 
 def test_a_step_that_cannot_be_renamed_is_copied_with_its_folders(
