@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from checkfreq.store.boxes import Box
 from checkfreq.store.checks import ManifestError
 from checkfreq.store.cuts import Cut, CutIndex, cuts_of
-from tests.store.test_tiling import boxes_of
+from tests.store.geometry import boxes_of
 
 Held = Mapping[int, Sequence[tuple[tuple[int, ...], Box]]]
 

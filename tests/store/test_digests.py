@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_hexdigest
 
@@ -87,27 +87,6 @@ def test_a_shard_is_cut_at_whole_rows(shape: list[int], item: int, rows: float |
     num_bytes = prod(shape) * item
     row_bytes = num_bytes // shape[0] if shape and shape[0] else 0
     assert piece_bytes_of_shard(shape, num_bytes) == (rows or 0) * row_bytes
-
-
-@example([3, 4, 4], 8, 2)
-@example([1024, 16], 4, 8)
-@given(
-    st.lists(st.sampled_from([1, 2, 3, 4, 8, 32, 768, 1024]), max_size=3),
-    st.sampled_from([1, 2, 4, 8]),
-    st.sampled_from([2, 4, 8]),
-)
-def test_ranks_that_divide_a_shard_evenly_share_no_piece_if_theirs_have_pages(
-    inner: list[int], item: int, ranks: int
-) -> None:
-    for share in (1, 3, 17, 32, 50, 96):  # rows of each new rank
-        rows = ranks * share
-        row_bytes = prod(inner) * item
-        pieces = piece_bytes_of_shard([rows, *inner], rows * row_bytes)
-        assert pieces % row_bytes == 0 or row_bytes > MIB or rows == 1
-        assert pieces <= MIB
-        theirs = share * row_bytes
-        if theirs % PAGE_BYTES == 0 and 8 % ranks == 0 and rows % 8 == 0:
-            assert theirs % pieces == 0
 
 
 @given(st.integers(1, 1 << 40), st.integers(1, 1 << 30))

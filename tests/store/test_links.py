@@ -56,13 +56,6 @@ def store(tmp_path: Path) -> CheckpointStore:
     return with_one_step(CheckpointStore(tmp_path / "chk"))
 
 
-def test_a_linked_file_takes_no_room_and_makes_a_whole_checkpoint(store: CheckpointStore) -> None:
-    assert commit_linked(store, 2, frm=1, data=b"two")
-    assert os.path.samefile(store.path(1) / FROZEN, store.path(2) / FROZEN)
-    assert not os.path.samefile(store.path(1) / TRAINED, store.path(2) / TRAINED)
-    assert [store.verify(step).step for step in (1, 2)] == [1, 2]
-
-
 def test_where_links_are_refused_the_file_is_written(tmp_path: Path) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))

@@ -12,7 +12,6 @@ from checkfreq.errors import PersistError
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.parts import (
     buffers_stem_of,
-    check_sizes,
     decode_merged,
     file_name,
     frozen_stem_of,
@@ -90,17 +89,6 @@ def test_a_damaged_part_is_refused() -> None:
     damaged = part.encode().replace(b"seed", b"sead")
     with pytest.raises(PersistError, match="the part of rank 1 cannot be read: p: own digest"):
         decode_merged(damaged, path="p", of=leader, rank=1)
-
-
-@pytest.mark.parametrize(("size", "said"), [(3, "found 3 bytes"), (None, "found no such file")])
-def test_a_file_of_another_size_is_refused(size: int | None, said: str) -> None:
-    part = manifests()[1]
-    expected = {file.name: file.num_bytes for file in part.files}
-    check_sizes(part, expected, expected, rank=1)
-    name = "rng.rank-00001.safetensors"
-    text = f"rank 1's {name}: expected {expected[name]} bytes, {said}"
-    with pytest.raises(PersistError, match=text):
-        check_sizes(part, expected, {**expected, name: size}, rank=1)
 
 
 def set_shards(value: Any) -> Callable[[Share], None]:

@@ -98,12 +98,6 @@ def check_whole(store: JointStore) -> None:
         assert {name for name, kind in there.items() if kind is Kind.FILE} == names
 
 
-def test_they_do_so_in_a_real_directory(on_disk: JointStore) -> None:
-    check_whole(on_disk)
-    weight = open_checkpoint(on_disk.root).tensor("m", "weight")
-    assert weight.tolist() == [[5, rank, 5, rank] for rank in range(WORLD)]
-
-
 def test_files_that_were_moved_out_of_their_folders_are_found(on_disk: JointStore) -> None:
     for folder in on_disk.path(5).glob("ranks-*"):
         for path in folder.iterdir():
@@ -121,16 +115,6 @@ def test_damage_in_a_folder_is_found_and_named(on_disk: JointStore) -> None:
     shutil.rmtree(folder)
     with pytest.raises(CorruptCheckpointError, match="ranks-00008/part-00008.json"):
         on_disk.glance(5)
-
-
-def test_a_link_in_place_of_a_folder_is_not_followed(on_disk: JointStore) -> None:
-    folder = on_disk.path(5) / "ranks-00004"
-    folder.rename(on_disk.root / "elsewhere")
-    folder.symlink_to(on_disk.root / "elsewhere")
-    with pytest.raises(CorruptCheckpointError, match="symbolic link"):
-        on_disk.verify(5)
-    with pytest.raises(ValueError, match="expected a folder"):
-        open_checkpoint(on_disk.root).verify()
 
 
 def test_what_killed_workers_left_in_a_folder_is_not_committed(

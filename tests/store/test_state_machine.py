@@ -75,11 +75,6 @@ def check_disk(disk: CrashingFileOps, *allowed: Checkpoints) -> None:
     assert not [name for name in disk.listdir(ROOT) if name.startswith((".tmp", ".trash"))]
 
 
-def after_restart(disk: CrashingFileOps) -> CrashingFileOps:
-    new_store(disk)
-    return disk
-
-
 class StoreMachine(RuleBasedStateMachine):
     """Commits, prunes and restarts, with power cuts at random operations of each."""
 
@@ -102,41 +97,38 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.binary(max_size=40), draw=st.data())
     def commit_and_lose_power(self, data: bytes, draw: st.DataObject) -> None:
+        """Go on with one of the disks that can be left."""
         step = self.next_step + 1
-        self._lose_power(lambda store: commit(store, step, data), {step: data}, [], draw)
+        self.ops.cut_power_after(draw.draw(st.integers(0, 24), label="operations before it"))
+        try:
+            commit(self.store, step, data)
+            self.ops.cut_power_after(0)
+        except PowerCut:
+            pass
+        disks = list(self.ops.survivors(limit=128))
+        allowed = (self.model, {**self.model, step: data})
+        assert all(contents(CheckpointStore(ROOT, ops=disk)) in allowed for disk in disks)
+        self.ops = draw.draw(st.sampled_from(disks), label="what was found")
+        self.store = new_store(self.ops)
+        self.model = contents(self.store)
+        self.next_step = max([self.next_step, *self.model])
 
     @precondition(lambda self: self.model)
-    @rule(data=st.binary(max_size=40), draw=st.data(), crash=st.booleans())
-    def commit_on_an_older_one(self, data: bytes, draw: st.DataObject, crash: bool) -> None:
+    @rule(data=st.binary(max_size=40), draw=st.data())
+    def commit_on_an_older_one(self, data: bytes, draw: st.DataObject) -> None:
         older = draw.draw(st.sampled_from(sorted(self.model)))
-        later = [step for step in self.model if step > older]
-        new = {older + 1: data}
-        if crash:
-            self._lose_power(
-                lambda store: commit(store, older + 1, data, after=older), new, later, draw
-            )
-        else:
-            commit(self.store, older + 1, data, after=older)
-            self.model = {step: self.model[step] for step in self.model if step <= older} | new
-            self.next_step = max(self.model)
+        commit(self.store, older + 1, data, after=older)
+        self.model = {step: self.model[step] for step in self.model if step <= older}
+        self.model[older + 1] = data
+        self.next_step = older + 1
 
     @precondition(lambda self: len(self.model) > 1)
-    @rule(draw=st.data(), crash=st.booleans())
-    def prune(self, draw: st.DataObject, crash: bool) -> None:
-        *others, last = sorted(self.model)
+    @rule(draw=st.data())
+    def prune(self, draw: st.DataObject) -> None:
+        others = sorted(self.model)[:-1]
         doomed = draw.draw(st.lists(st.sampled_from(others), unique=True))
-        if crash:
-            self._lose_power(lambda store: store.prune(doomed), {}, doomed, draw)
-        else:
-            assert self.store.prune(doomed) == sorted(doomed)
-            self.model = {step: self.model[step] for step in self.model if step not in doomed}
-        assert last in self.store.steps()
-
-    @rule(keep=st.booleans())
-    def mark(self, keep: bool) -> None:
-        self.store.add_mark(self.next_step, keep=keep)
-        for disk in self.ops.survivors(limit=16):
-            assert CheckpointStore(ROOT, ops=disk).marks()[self.next_step].keep is keep
+        assert self.store.prune(doomed) == sorted(doomed)
+        self.model = {step: self.model[step] for step in self.model if step not in doomed}
 
     @rule()
     def restart(self) -> None:
@@ -150,33 +142,6 @@ class StoreMachine(RuleBasedStateMachine):
     def what_was_acknowledged_survives_a_power_cut_now(self) -> None:
         for disk in self.ops.survivors(limit=16):
             assert contents(CheckpointStore(ROOT, ops=disk)) == self.model
-
-    def _lose_power(
-        self,
-        act: Callable[[CheckpointStore], object],
-        added: Checkpoints,
-        removed: list[int],
-        draw: st.DataObject,
-    ) -> None:
-        """Cut the power during ``act`` and continue with one of the disks that can be left."""
-        self.ops.cut_power_after(draw.draw(st.integers(0, 24), label="operations before it"))
-        try:
-            act(self.store)
-            self.ops.cut_power_after(0)
-        except PowerCut:
-            pass
-        disks = list(self.ops.survivors(limit=128))
-        certain = {step: self.model[step] for step in self.model if step not in removed}
-        for disk in disks:
-            found = contents(CheckpointStore(ROOT, ops=disk))
-            assert certain.items() <= found.items()
-            assert all(
-                item in self.model.items() or item in added.items() for item in found.items()
-            )
-        self.ops = after_restart(draw.draw(st.sampled_from(disks), label="what was found"))
-        self.store = CheckpointStore(ROOT, ops=self.ops)
-        self.model = contents(self.store)
-        self.next_step = max([self.next_step, *self.model])
 
 
 TestStoreMachine = StoreMachine.TestCase

@@ -300,29 +300,24 @@ def test_a_record_that_cannot_be_is_damage(change: Callable[[dict[str, Any]], ob
         decode_part(data, path="p")
 
 
-def resealed(outline: Outline, record: bytes) -> bytes:
-    said = json.dumps(outline.to_json())
-    return sealed(4, f'"outline": {said},\n"record":\n{record.decode()}')
-
-
-def test_a_record_of_several_ranks_or_of_none_is_damage() -> None:
+@pytest.mark.parametrize("what", ["several ranks", "none", "shards it has not", "no record"])
+def test_a_record_of_anything_but_one_rank_and_its_shards_is_damage(what: str) -> None:
     found = listed()
-    outline = Outline.of(found[1].manifest())
-    merged = merge(found[0].manifest(), [share.manifest() for share in found[1:]])
-    for record in (merged, replace(found[1].manifest(), ranks={})):
-        with pytest.raises(CorruptCheckpointError, match="ranks"):
-            decode_part(resealed(outline, record.encode()), path="p")
-
-
-def test_a_record_with_shards_that_it_has_not_is_damage() -> None:
-    share = listed()[1]
-    outline = Outline.of(share.manifest())
-    share.own["m"]["shards"]["lost"] = [[2], [0]]
-    with pytest.raises(CorruptCheckpointError, match="shards"):
-        decode_part(resealed(outline, share.manifest().encode()), path="p")
-
-
-def test_something_that_is_no_record_has_no_outline() -> None:
-    for data in (listed()[1].manifest().encode(), sealed(4, '"outline": {}')):
+    share, manifest = found[1], found[1].manifest()
+    outline = json.dumps(Outline.of(manifest).to_json())
+    if what == "several ranks":
+        manifest = merge(found[0].manifest(), [one.manifest() for one in found[1:]])
+    elif what == "none":
+        manifest = replace(manifest, ranks={})
+    elif what == "shards it has not":
+        share.own["m"]["shards"]["lost"] = [[2], [0]]
+        manifest = share.manifest()
+    data = sealed(4, f'"outline": {outline},\n"record":\n{manifest.encode().decode()}')
+    if what == "no record":
+        data = manifest.encode()
+        with pytest.raises(CorruptCheckpointError):
+            RankRecord.read(sealed(4, '"outline": {}'), path="p")
         with pytest.raises(CorruptCheckpointError):
             RankRecord.read(data, path="p")
+    with pytest.raises(CorruptCheckpointError):
+        decode_part(data, path="p")
