@@ -47,15 +47,6 @@ def test_a_failure_says_since_when_nothing_is_durable_and_what_a_kill_would_lose
         assert words in record.message
 
 
-def test_before_anything_is_durable_all_iterations_of_the_run_are_at_risk(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    run = Run()
-    run.alarm.failed(40, ERROR)
-    assert "No checkpoint of this run has become durable" in caplog.text
-    assert (run.told[0].durable_step, run.told[0].steps_at_risk) == (None, 42)
-
-
 def test_the_hook_hears_of_each_failure_and_once_that_it_is_over(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

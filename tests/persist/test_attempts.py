@@ -83,15 +83,6 @@ def ended(book: AttemptBook, step: int) -> None:
     book.commit(committed(attempt))
 
 
-def test_of_two_attempts_in_flight_for_a_step_the_newest_is_found() -> None:
-    book = AttemptBook(tolerate_failures=0, release=lambda slot: None)
-    begun(book, 3)
-    newest = begun(book, 3)
-    begun(book, 4)
-    assert book.find(3) is newest
-    assert book.find(5) is None
-
-
 def test_a_step_that_is_taken_again_is_not_durable_until_it_is_replaced() -> None:
     book = AttemptBook(tolerate_failures=0, release=lambda slot: None, replaces=True)
     for step in (4, 6):

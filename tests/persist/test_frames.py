@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -99,9 +98,3 @@ def test_a_length_out_of_bounds_is_refused_before_more_is_read(length: int) -> N
     reader.feed(struct.pack("!I", length))
     with pytest.raises(HandoverError, match=f"a frame of {length} bytes"):
         reader.next_frame()
-
-
-def test_a_socket_is_named_after_its_rank() -> None:
-    assert f.socket_path(Path("/chk"), 3) == Path("/chk/.memory-3.sock")
-    assert [f.rank_of(f.socket_name(rank)) for rank in (0, 3, 128)] == [0, 3, 128]
-    assert [f.rank_of(name) for name in (".memory-03.sock", ".memory-.sock", "x")] == [None] * 3

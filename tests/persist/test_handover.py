@@ -14,8 +14,8 @@ import pytest
 
 from checkfreq.persist import frames as f
 from checkfreq.persist import protocol as p
-from checkfreq.persist.frames import HandoverError, Purpose, Why
-from checkfreq.persist.handover import ask, ranks_in, release, release_all, status
+from checkfreq.persist.frames import Purpose, Why
+from checkfreq.persist.handover import ask
 from checkfreq.persist.offer import encode_body
 from checkfreq.store.fileops import LocalFileOps
 from tests.persist.offers import body_of, snapshot_in
@@ -110,21 +110,6 @@ def num_open() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_without_a_socket_there_is_no_offer(tmp_path: Path) -> None:
-    assert ask(tmp_path, 0, world=1) is None
-    assert ask(tmp_path / "missing", 0, world=1) is None
-    assert status(tmp_path, 0) is None
-    assert not release(tmp_path, 0)
-
-
-def test_a_file_a_link_or_a_directory_in_its_place_offers_nothing(tmp_path: Path) -> None:
-    (tmp_path / ".memory-0.sock").write_bytes(b"")
-    (tmp_path / ".memory-1.sock").symlink_to("/run/other")
-    (tmp_path / ".memory-2.sock").mkdir()
-    assert [ask(tmp_path, rank, world=4) for rank in range(3)] == [None, None, None]
-    assert ranks_in(tmp_path) == []
-
-
 def test_what_is_taken_is_a_channel_to_the_worker(
     worker: Callable[[Answer], ScriptedWorker], slot_fd: int, tmp_path: Path
 ) -> None:
@@ -152,12 +137,10 @@ def test_what_is_taken_is_a_channel_to_the_worker(
     "answer",
     [
         saying(f.Taken(1)),
-        saying(f.Refused(Why.NOTHING)),
         saying(f.Offered(1)),  # without its descriptors
         saying(f.Offered(0), fds=(0,)),  # what is no body
         saying(f.Offered(0), fds=(0,) * 200),
         lambda client, frame: client.sendall(b"\xff\xff\xff\xff"),
-        lambda client, frame: client.sendall(b"\0\0\0\x02{}"),
         lambda client, frame: client.shutdown(socket.SHUT_RDWR),
     ],
 )
@@ -182,49 +165,12 @@ def test_a_slot_that_was_truncated_is_no_offer(
     assert ask(tmp_path, 0, world=1) is None
 
 
-def test_another_client_that_was_faster_is_an_error_and_nothing_stays_open(
-    worker: Callable[[Answer], ScriptedWorker], slot_fd: int, tmp_path: Path
+def test_memory_that_this_run_cannot_use_is_given_up_and_not_by_who_only_fetches(
+    worker: Callable[[Answer], ScriptedWorker], tmp_path: Path
 ) -> None:
-    offered = offering(slot_fd)
-
-    def answer(client: socket.socket, frame: f.Frame) -> None:
-        if isinstance(frame, f.Take):
-            client.sendall(f.encode(f.Refused(Why.TAKEN)))
-        else:
-            offered(client, frame)
-
-    before = num_open()
-    made = worker(answer)
-    offer = ask(tmp_path, 0, world=1)
-    assert offer is not None
-    with pytest.raises(HandoverError, match="TAKEN"):
-        offer.take(stderr_fd=2)
-    made.stop()
-    assert num_open() == before
-
-
-@pytest.mark.parametrize("why", [Why.VERSION, Why.RANKS])
-def test_memory_that_this_run_cannot_use_is_given_up(
-    why: Why, worker: Callable[[Answer], ScriptedWorker], tmp_path: Path
-) -> None:
-    made = worker(saying(f.Refused(why)))
+    assert ask(tmp_path, 0, world=1) is None  # no socket
+    made = worker(saying(f.Refused(Why.VERSION)))
+    assert ask(tmp_path, 0, world=1, purpose=Purpose.FETCH) is None
     assert ask(tmp_path, 0, world=1) is None
     purposes = [frame.purpose for frame in made.heard if isinstance(frame, f.Hello)]
-    assert purposes == [Purpose.TAKE, Purpose.RELEASE]
-
-
-def test_who_only_fetches_releases_nothing(
-    worker: Callable[[Answer], ScriptedWorker], tmp_path: Path
-) -> None:
-    made = worker(saying(f.Refused(Why.RANKS)))
-    assert ask(tmp_path, 0, world=1, purpose=Purpose.FETCH) is None
-    assert len(made.heard) == 1
-
-
-def test_a_release_is_over_when_the_worker_has_let_go(
-    worker: Callable[[Answer], ScriptedWorker], tmp_path: Path
-) -> None:
-    made = worker(lambda client, frame: client.shutdown(socket.SHUT_RDWR))
-    release_all(tmp_path)
-    assert [type(frame) for frame in made.heard] == [f.Hello]
-    assert release(tmp_path, 0)
+    assert purposes == [Purpose.FETCH, Purpose.TAKE, Purpose.RELEASE]

@@ -75,8 +75,3 @@ def test_the_worker_imports_from_an_archive_if_the_trainer_does(tmp_path: Path) 
     text = run([sys.executable, "-c", START], tmp_path, PYTHONPATH=str(archive))
     assert "not enough values to unpack" in text
     assert "packages.zip/checkfreq/persist/worker.py" in text
-
-
-def test_an_interpreter_that_is_told_its_home_keeps_it(tmp_path: Path) -> None:
-    text = run([sys.executable, "-c", START], tmp_path, PYTHONHOME=sys.base_prefix)
-    assert "not enough values to unpack" in text

@@ -86,18 +86,6 @@ def test_a_channel_keeps_their_order(messages: list[p.Message]) -> None:
         assert other.receive(timeout_s=0.0) is None
 
 
-def test_a_message_that_arrives_in_pieces_is_put_together(
-    ends: tuple[p.Channel, p.Channel],
-) -> None:
-    one, other = ends
-    frame = p.encode(p.Waiting("x" * 100))
-    for byte in frame[:-1]:
-        one._socket.sendall(bytes([byte]))
-        assert other.receive(timeout_s=0.0) is None
-    one._socket.sendall(frame[-1:])
-    assert other.receive(timeout_s=1.0) == p.Waiting("x" * 100)
-
-
 def test_a_message_larger_than_any_buffer_goes_through() -> None:
     one, other = (p.Channel(end) for end in socket.socketpair())
     with closing(one), closing(other):
@@ -140,16 +128,3 @@ def test_sending_to_a_side_that_never_reads_ends_in_an_error() -> None:
     one = p.Channel(ours, send_timeout_s=0.01)
     with closing(one), theirs, pytest.raises(p.ChannelClosedError, match="cannot send Waiting"):
         one.send(p.Waiting("z" * (8 << 20)))
-
-
-def test_readable_tells_which_of_several_has_input() -> None:
-    read, write = os.pipe()
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        assert p.readable(read, ours, timeout_s=0.0) == []
-        os.write(write, b"x")
-        assert p.readable(read, ours, timeout_s=1.0) == [read]
-        theirs.close()
-        assert p.readable(read, ours, timeout_s=1.0) == [read, ours.fileno()]
-    os.close(read)
-    os.close(write)

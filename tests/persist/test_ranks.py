@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 
 from checkfreq import faults
-from checkfreq.config import CFConfig
 from checkfreq.errors import PersistError, WorkerDiedError
 from checkfreq.persist import protocol as p
-from checkfreq.persist.client import WorkerClient
 from checkfreq.persist.commit import OpenDirectory, task_for
 from checkfreq.persist.writer import RateLimiter, SnapshotWriter
 from checkfreq.store.joint import JointStore
-from checkfreq.types import Role
 from tests.persist.conftest import next_reply, request
 from tests.persist.group import Group, Rank, group_in, role_of, wait_for
 
@@ -96,18 +93,6 @@ def test_a_member_refuses_to_change_the_set(group: Group) -> None:
         assert "rank 0 leads, not rank 1" in reply.message
     group.verify()
     assert not group.store.marks()
-
-
-def test_a_successor_waits_as_long_as_it_was_told_and_else_as_long_as_parts_may_take(
-    tmp_path: Path,
-) -> None:
-    told = CFConfig(takeover_s=3.0, rank_timeout_s=20.0, num_slots=2)
-    for role in (Role(), Role(0, 2, (0,)), role_of(0, 2)):
-        assert WorkerClient(tmp_path, config=told, role=role)._takeover_s == 3.0
-    config = CFConfig(rank_timeout_s=20.0, num_slots=2)
-    assert WorkerClient(tmp_path, config=config)._takeover_s == 60.0
-    assert WorkerClient(tmp_path, config=config, role=Role(0, 2, (0,)))._takeover_s == 60.0
-    assert WorkerClient(tmp_path, config=config, role=role_of(0, 2))._takeover_s == 100.0
 
 
 # Parts that do not come, or do not fit.
@@ -195,47 +180,6 @@ def test_a_leader_killed_at_the_point_is_replaced_and_finishes_with_the_parts_th
     assert expect_committed(leader, 2).kept_existing is renamed
     group.verify(2)
     assert [member.files(2) for member in members] == written, "a part was written again"
-    assert not group.pending
-
-
-def test_a_member_replaced_after_its_part_was_written_does_not_write_it_again(
-    group: Group,
-) -> None:
-    leader, member = group.start(2, scripts={1: "worker.reply:kill-self"})
-    member.submit(2)
-    wait_until_killed(member)
-    written = member.files(2)
-    assert len(written) == 2
-
-    member.client.replace()
-
-    expect_committed(member, 2)
-    assert member.files(2) == written
-    leader.submit(2)
-    expect_committed(leader, 2)
-    assert member.files(2) == written
-    group.verify(2)
-
-
-def test_a_member_replaced_within_the_deadline_costs_nothing(group: Group) -> None:
-    leader, member = group.start(2, scripts={1: "parts.rename:kill-self"})
-    leader.submit(2)
-    member.submit(2)
-    wait_until_killed(member)
-
-    member.client.replace()
-
-    expect_committed(member, 2)
-    expect_committed(leader, 2)
-    group.verify(2)
-
-
-def test_a_new_leader_sweeps_what_an_earlier_run_left(group: Group) -> None:
-    leader, member = group.start(2)
-    member.submit(2)
-    expect_committed(member, 2)
-    leader.client.kill()
-    group.start(1)
     assert not group.pending
 
 

@@ -91,12 +91,6 @@ def test_each_piece_of_a_tensor_is_digested(writer: SnapshotWriter) -> None:
         assert len(pieces) == count
 
 
-def test_one_buffered_payload_means_not_direct(writer: SnapshotWriter, slot: HandMadeSlot) -> None:
-    with memoryview(slot.memory) as view:
-        result = writer.write(slot.files, view, [Payload(), Payload(direct=False)])
-    assert not result.direct
-
-
 def test_a_failure_stops_threads_that_wait_for_their_turn(slot: HandMadeSlot) -> None:
     entered, failed = threading.Event(), threading.Event()
 
@@ -122,16 +116,6 @@ def test_a_failure_stops_threads_that_wait_for_their_turn(slot: HandMadeSlot) ->
     assert slow.num_writes == before
 
 
-def test_the_writer_works_on_after_a_failure(writer: SnapshotWriter, slot: HandMadeSlot) -> None:
-    view = a_copy_of(slot)
-    with pytest.raises(OSError, match="No space"):
-        writer.write(slot.files, view, [Payload(fail_at=0), Payload()])
-    payloads = [Payload(), Payload()]
-    writer.write(slot.files, view, payloads)
-    first = slot.files[0]
-    assert payloads[0].data[: first.num_bytes] == slot.memory[: first.num_bytes]
-
-
 # ---- the rate
 
 
@@ -154,15 +138,7 @@ class RecordingLimiter(RateLimiter):
         self.is_lifted = True
 
 
-def test_bytes_are_spaced_to_stay_under_the_limit() -> None:
-    clock = Clock()
-    limiter = RecordingLimiter(100, clock)
-    for _ in range(3):
-        limiter.wait_for(50)
-    assert limiter.waits == [0.0, 0.5, 1.0]
-
-
-def test_idle_time_does_not_allow_a_burst_later() -> None:
+def test_bytes_are_spaced_and_idle_time_does_not_allow_a_burst_later() -> None:
     clock = Clock()
     limiter = RecordingLimiter(100, clock)
     limiter.wait_for(50)
@@ -170,14 +146,9 @@ def test_idle_time_does_not_allow_a_burst_later() -> None:
     limiter.wait_for(50)
     limiter.wait_for(50)
     assert limiter.waits == [0.0, 0.0, 0.5]
-
-
-def test_no_limit_and_a_lifted_one_never_wait() -> None:
-    lifted = RecordingLimiter(1, Clock())
-    lifted.lift()
-    for limiter in (lifted, RecordingLimiter(None, Clock())):
-        limiter.wait_for(1 << 40)
-        assert limiter.waits == []
+    limiter.lift()
+    limiter.wait_for(1 << 40)
+    assert len(limiter.waits) == 3
 
 
 def test_lifting_the_limit_wakes_waiting_threads() -> None:
