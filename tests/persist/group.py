@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,22 +65,6 @@ class Rank:
         while isinstance(reply := next_reply(self.client), p.Opened):
             pass
         return reply
-
-    def finish(self, step: int, **changes: object) -> p.Message:
-        """Submit and return the reply."""
-        self.submit(step, **changes)
-        return self.reply()
-
-    def files(self, step: int) -> dict[str, tuple[int, int]]:
-        """Inode and change time of the files that this rank wrote, wherever they are now."""
-        root = self.client._chk_dir
-        found = [*root.glob(f".tmp-{step}-*"), *root.glob(f"step-*{step}")]
-        return {
-            path.name: (path.stat().st_ino, path.stat().st_mtime_ns)
-            for name in self.images
-            for folder in found
-            if (path := folder / name).exists()
-        }
 
 
 def start_rank(
@@ -175,14 +158,6 @@ class Group:
     def pending(self) -> list[str]:
         """Directories of attempts that are, or were, in progress."""
         return sorted(path.name for path in self.chk_dir.glob(".tmp-*"))
-
-
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Return once the condition holds."""
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited in vain for {what}"
-        time.sleep(0.005)
 
 
 @contextlib.contextmanager

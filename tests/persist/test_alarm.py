@@ -71,24 +71,6 @@ def test_the_hook_hears_of_each_failure_and_once_that_it_is_over(
     assert warning == "checkpoints are durable again: step 42, after 3 failed in 60 s"
 
 
-def test_periodic_checkpoints_are_held_back_until_the_pause_is_over() -> None:
-    run = Run()
-    run.alarm.failed(40, ERROR)
-    assert run.alarm.why_held_back() == ""
-    run.alarm.failed(40, ERROR)
-    assert run.alarm.why_held_back() == "2 failed in a row; the next try is in 1 s"
-    run.now_s += 1.0
-    assert run.alarm.why_held_back() == ""
-
-
-def test_with_a_number_tolerated_there_is_no_pause(caplog: pytest.LogCaptureFixture) -> None:
-    run = Run(tolerate_failures=5)
-    for _ in range(4):
-        run.alarm.failed(40, ERROR)
-    assert run.alarm.why_held_back() == ""
-    assert "(4 in a row, 5 tolerated)" in caplog.text
-
-
 def test_what_the_hook_raises_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
     def call(notice: FailureNotice) -> None:
         raise OSError("the pager is down")

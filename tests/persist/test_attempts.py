@@ -93,10 +93,3 @@ def test_a_step_that_is_taken_again_is_not_durable_until_it_is_replaced() -> Non
     assert (book.last_durable_step, book.last_written_step) == (6, 6)
     begun(book, 6)
     assert book.last_durable_step == 4
-
-
-def test_where_there_is_one_directory_a_step_stays_durable_whatever_is_begun() -> None:
-    book = AttemptBook(tolerate_failures=0, release=lambda slot: None)
-    ended(book, 6)
-    begun(book, 6)
-    assert (book.last_durable_step, book.last_written_step) == (6, 6)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from checkfreq.errors import CorruptCheckpointError
 from checkfreq.persist import protocol as p
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.persist.catalog import Catalog
@@ -82,23 +81,6 @@ def test_one_of_several_directories_removes_only_what_is_older_than_the_confirme
     assert catalog.confirm(2)
     assert not catalog.confirm(2)
     assert catalog.request_removals() == (1,)
-
-
-def test_steps_that_lack_something_may_be_removed_at_once_but_not_damaged_ones(
-    store: CheckpointStore,
-) -> None:
-    for step in (4, 5, 6):
-        commit(store, step)
-    (store.path(1) / "manifest.json").unlink()
-    torn = store.path(2) / "manifest.json"
-    torn.write_bytes(torn.read_bytes()[:-20])
-    (store.path(6) / "manifest.json").unlink()
-    catalog = catalog_of(store, num_kept=5)
-    short = CorruptCheckpointError("file", check="size in bytes", expected=4, got=2)
-    damaged = CorruptCheckpointError("file", check="digest of tensor 'w'", expected=1, got=2)
-    assert catalog.request_partial({5: short, 4: damaged}, older_than=5) == (1, 2, 5)
-    catalog.removals_answered((1, 2, 5))
-    assert catalog.request_partial({}, older_than=5) == ()
 
 
 def test_pins_on_disk_and_those_added_later_keep_a_step(store: CheckpointStore) -> None:

@@ -99,22 +99,6 @@ def test_a_trouble_is_logged_once_and_so_is_its_end(
     assert "after 60 s" in last.getMessage()
 
 
-@pytest.mark.parametrize(
-    ("state", "how"), [(State.WAITING, "waited for"), (State.REFUSED, "is written by")]
-)
-def test_a_wait_for_another_run_is_said_when_it_is_over_and_is_the_reason_at_the_end(
-    view: MirrorView, caplog: pytest.LogCaptureFixture, state: State, how: str
-) -> None:
-    take(view, state, problem="run two", since_s=100.0)
-    take(view, State.ENDED)
-    view.closed(5)
-    assert f"(newest there: not known): it {how} run two. It is on disk" in caplog.text
-    caplog.clear()
-    take(view, state, problem="run two", since_s=100.0)
-    take(view, State.IDLE, uploaded_step=4)
-    assert "after 60 s of waiting for run two (newest there: 4)" in caplog.records[-1].getMessage()
-
-
 def test_an_end_by_an_error_or_without_the_last_checkpoint_is_said(
     view: MirrorView, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -88,21 +88,6 @@ def open_rank(group: Group) -> Iterator[Open]:
         yield open_rank
 
 
-def test_a_members_part_is_written_but_not_durable_until_the_ranks_agree(
-    group: Group, open_rank: Open
-) -> None:
-    leader, member = open_rank(role_of(0, 2)), open_rank(role_of(1, 2))
-    attempts = [rank.hand_over(2) for rank in (leader, member)]
-
-    states = [rank.finish(at) for rank, at in zip((leader, member), attempts, strict=True)]
-
-    assert states == [AttemptState.COMMITTED] * 2
-    books = [rank.persistence._book for rank in (leader, member)]
-    assert [book.last_written_step for book in books] == [2, 2]
-    assert [book.last_durable_step for book in books] == [2, None]
-    group.verify(2)
-
-
 def test_a_member_writes_no_events_marks_or_removals(group: Group, open_rank: Open) -> None:
     leader, member = open_rank(role_of(0, 2)), open_rank(role_of(1, 2), num_kept=1)
     attempt = leader.hand_over(2)
@@ -137,26 +122,6 @@ def test_a_leader_that_waits_for_parts_does_not_count_as_stuck(
 
     assert leader.finish(attempt) is AttemptState.COMMITTED
     assert leader.persistence._num_replaced == 0
-
-
-def test_a_leaders_replacement_is_told_of_attempts_that_only_others_handed_over(
-    group: Group, open_rank: Open
-) -> None:
-    leader, member = open_rank(role_of(0, 2)), open_rank(role_of(1, 2))
-    copying = Attempt(2, leader.slot, "periodic", Marks(), time.perf_counter(), id="a2")
-    leader.persistence._book.add(copying)
-    member.save(2)
-    worker = leader.persistence._client._process
-    assert worker is not None
-    worker.kill()
-    worker.wait(120.0)
-    assert leader.persistence.wait_until(
-        lambda: leader.persistence._num_replaced == 1, timeout_s=120.0
-    )
-    assert copying.copied(None)
-    leader.persistence.hand_over(copying, {"model": {"kind": "module"}}, own_of(0, 2))
-    assert leader.finish(copying) is AttemptState.COMMITTED
-    group.verify(2)
 
 
 @pytest.mark.parametrize(

@@ -69,13 +69,6 @@ def ends() -> Iterator[tuple[p.Channel, p.Channel]]:
         yield one, other
 
 
-@given(message=MESSAGES)
-def test_every_message_comes_back_as_it_was(message: p.Message) -> None:
-    frame = p.encode(message)
-    assert int.from_bytes(frame[:4], "big") == len(frame) - 4
-    assert p.decode(frame[4:]) == message
-
-
 @given(messages=st.lists(MESSAGES, max_size=5))
 def test_a_channel_keeps_their_order(messages: list[p.Message]) -> None:
     one, other = (p.Channel(end) for end in socket.socketpair())

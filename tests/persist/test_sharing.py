@@ -97,14 +97,6 @@ def test_the_same_contents_are_written_once_and_again_after_so_many_checkpoints(
     assert [os.stat(site.path(step)).st_nlink for step in (1, 5)] == [4, 1]
 
 
-def test_another_id_of_the_same_bytes_is_digested_and_linked(site: Site) -> None:
-    site.persist(1, ("a", 0))
-    for content in (("a", 1), ("b", 0)):
-        reply = site.persist(site.store.steps()[-1] + 1, content)
-        assert linked(reply)
-        assert reply.warning == ""
-
-
 def test_a_change_that_nobody_saw_is_written_and_warned_of(site: Site) -> None:
     for step in (1, 2):
         site.persist(step, ("a", 0))

@@ -16,18 +16,16 @@ from tests.persist.conftest import PAGE, HandMadeSlot, file_image, round_up
 class Payload:
     """Bytes in memory, in place of a file."""
 
-    def __init__(self, *, fail_at: int | None = None, direct: bool = True) -> None:
-        self.direct = direct
+    direct = True
+
+    def __init__(self) -> None:
         self.data = bytearray()
         self.num_writes = 0
-        self._fail_at = fail_at
         self._lock = threading.Lock()
 
     def pwrite(self, view: memoryview, offset: int) -> None:
         with self._lock:
             self.num_writes += 1
-            if self._fail_at == offset:
-                raise OSError(28, "No space left on device")
             self.data.extend(bytes(max(0, offset + len(view) - len(self.data))))
             self.data[offset : offset + len(view)] = view
 

@@ -503,6 +503,7 @@ def test_a_link_named_like_a_step_is_no_checkpoint_and_is_warned_of_once(
     for _ in range(2):
         assert store.newest_valid(check=store.verify)[0].step == 1
     assert caplog.text.count("is a symbolic link, not a checkpoint") == 1
+    store.require(1)
     with pytest.raises(NoCheckpointError, match="no step 9 .step-00000009 is a symbolic link"):
         store.require(9)
     with pytest.raises(CorruptCheckpointError, match="got a symbolic link"):
