@@ -50,17 +50,6 @@ def remote() -> RemoteObjects:
     return memory_remote()
 
 
-def test_pieces_of_an_interrupted_upload_are_left_for_the_next_try(remote: RemoteObjects) -> None:
-    upload(remote, 1, ["one"])
-    upload(remote, 2, ["two"])
-    data = b"half of step 3"
-    remote.put(Blob.piece(digest_of(data), len(data)).key, data)
-    found = RemoteMarkers(remote)
-    found.remove([1])
-    assert found.sweep() == 0
-    assert objects(remote) == {"two", "half of step 3"}
-
-
 def test_markers_of_another_future_are_set_aside_and_keep_their_objects(
     remote: RemoteObjects,
 ) -> None:

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from checkfreq.config import CFConfig
 from checkfreq.errors import ConfigError, StorageError
 from checkfreq.mirror.client import RemoteObjects
-from checkfreq.mirror.settings import Mirror, is_url, open_store, scrub
+from checkfreq.mirror.settings import Mirror, open_store, scrub
 
 SECRET = "wJalrXUtnFEMI-K7MDENG"
 
@@ -20,12 +19,8 @@ SECRET = "wJalrXUtnFEMI-K7MDENG"
     [
         ("chk/", "expected s3://"),
         ("http://host/x", "endpoint"),
-        ("s3:///x", "expected a bucket"),
         ("s3://user:password@bucket/x", "no query, fragment or user"),
-        ("s3://bucket/x?key=1", "no query"),
-        ("s3://bucket//x", "single slashes"),
         ("s3://bucket/../x", "single slashes"),
-        ("file://host/x", "absolute path"),
         ("file:///", "absolute path"),
     ],
 )
@@ -39,26 +34,14 @@ def test_a_url_that_names_no_place_in_an_object_store_is_refused(url: str, why: 
     "changes",
     [
         {"every_s": -1.0},
-        {"every_s": float("nan")},
         {"max_bytes_per_s": 0},
-        {"part_bytes": 1000},
         {"wait_on_close_s": float("inf")},
-        {"retention": "last"},
         {"options": {"endpoint": object()}},
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"Mirror.{next(iter(changes))}"):
         Mirror("s3://bucket/x", **changes)  # type: ignore[arg-type]
-
-
-def test_a_url_stands_for_a_mirror() -> None:
-    assert Mirror.of("s3://bucket/x/") == Mirror("s3://bucket/x")
-    assert Mirror.of(None) is None
-    with pytest.raises(ConfigError, match="got a int"):
-        Mirror.of(3)  # type: ignore[arg-type]
-    assert CFConfig(mirror="s3://bucket/x").mirror == "s3://bucket/x"
-    assert [is_url(text) for text in ("s3://b/x", "chk/", "/a")] == [True, False, False]
 
 
 def test_settings_arrive_in_the_worker_as_they_were() -> None:
