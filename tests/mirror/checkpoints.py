@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import xxhash
 from obstore.store import LocalStore, MemoryStore
@@ -20,6 +21,19 @@ from checkfreq.types import PAGE_BYTES, TensorSpec
 
 MIB = 1 << 20
 Files = Mapping[str, Mapping[str, bytes]]
+
+
+class Place:
+    """A directory, and where it is mirrored to."""
+
+    def __init__(self, folder: Path, mirror: Mirror | None = None) -> None:
+        self.store = CheckpointStore(folder)
+        self.remote = memory_remote(mirror)
+
+    def serve(self, kind: type[RemoteObjects]) -> Any:
+        """From now on the place is of this kind."""
+        self.remote = kind(self.remote._mirror, store=self.remote._store)
+        return self.remote
 
 
 def memory_remote(mirror: Mirror | None = None) -> RemoteObjects:

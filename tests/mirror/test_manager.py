@@ -16,7 +16,6 @@ from checkfreq.mirror.claim import ClaimKeeper
 from checkfreq.mirror.client import RemoteObjects
 from checkfreq.mirror.layout import Finish, Marker
 from checkfreq.mirror.reader import MirrorReader
-from checkfreq.mirror.settings import Mirror
 from checkfreq.store.marks import StepMark
 from checkfreq.store.store import CheckpointStore
 from tests.contract.runs import Training, config, managed, written
@@ -213,14 +212,3 @@ class TestStaging:
         assert main(["log", planted.url]) == 0
         assert "training goes on from step 3 (mirror)" in capsys.readouterr().out
         assert main(["report", "--json", planted.url]) == 0
-
-    def test_a_mirror_with_options_for_the_same_url_is_used_and_no_other(
-        self, tmp_path: Path, planted: Planted
-    ) -> None:
-        mirror = Mirror(planted.url + "/", every_s=9.0)
-        with self.staged(tmp_path, Training(), planted.url, mirror=mirror) as manager:
-            assert manager._session.config.mirror == mirror
-        with pytest.raises(ConfigError, match="expected the same URL"):
-            self.staged(tmp_path, Training(), planted.url, mirror="s3://other/run")
-        with pytest.raises(ConfigError, match="a Path is no URL"):
-            managed(Path("s3://bucket/run"), Training().chk)

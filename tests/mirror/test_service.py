@@ -26,27 +26,20 @@ from checkfreq.mirror.report import MirrorReport, State
 from checkfreq.mirror.service import MirrorService
 from checkfreq.mirror.settings import Mirror
 from checkfreq.mirror.uploader import UploadAbandonedError
-from checkfreq.store.store import CheckpointStore
-from tests.mirror.checkpoints import MIB, commit, markers, memory_remote, noise
+from tests.mirror.checkpoints import MIB, Place, commit, markers, memory_remote, noise
 
 DEADLINE_S = 60.0
 MIRROR = Mirror("memory:///m", every_s=0.0)
 
 
-class World:
-    """A directory, a place to mirror it to, and what services reported, in order."""
+class World(Place):
+    """With services, and what they reported, in order."""
 
     def __init__(self, folder: Path) -> None:
-        self.store = CheckpointStore(folder)
-        self.remote = memory_remote(MIRROR)
+        super().__init__(folder, MIRROR)
         self.clock = Clock()
         self._queue: queue.Queue[MirrorReport] = queue.Queue()
         self._made: list[MirrorService] = []
-
-    def serve(self, kind: type[RemoteObjects]) -> Any:
-        """From now on the place is of this kind."""
-        self.remote = kind(self.remote._mirror, store=self.remote._store)
-        return self.remote
 
     def start(self, run: str = "one", **changes: Any) -> MirrorService:
         arguments = {"report": self._queue.put, "connect": lambda mirror: self.remote, **changes}
