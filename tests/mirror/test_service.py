@@ -274,29 +274,6 @@ def test_an_upload_in_progress_is_given_up_for_the_newest_only_if_that_can_arriv
         service._go_on(sending)
 
 
-@pytest.mark.parametrize(
-    ("left_s", "in_s"),
-    [
-        (30.0, 0.0),  # 10 s for this one, 10 s for the last one, 5 s to spare for each
-        (29.0, 14.0),
-        (16.0, 1.0),
-        (15.0, 0.0),  # no last one came
-        (-1.0, 0.0),  # the run goes on after its end
-    ],
-)
-def test_an_upload_that_would_be_in_the_way_of_the_last_one_does_not_begin(
-    world: World, left_s: float, in_s: float
-) -> None:
-    service = MirrorService(
-        MIRROR, world.store, run="", report=lambda report: None, ends_at_s=lambda: 1000.0 + left_s
-    )
-    assert service._upload_in_s(1000.0) == 0.0  # nobody knows yet how long one takes
-    service._recent_s.append(10.0)
-    assert service._upload_in_s(1000.0) == in_s
-    service._end_by_s = 1000.0 + left_s
-    assert service._upload_in_s(1000.0) == 0.0
-
-
 def test_a_damaged_checkpoint_is_reported_and_the_next_one_uploaded(world: World) -> None:
     world.put(1)
     path = world.store.path(1) / "m.safetensors"
