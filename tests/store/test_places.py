@@ -39,11 +39,6 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def disk() -> CrashingFileOps:
-    return CrashingFileOps()
-
-
-@pytest.fixture
 def store(disk: CrashingFileOps, few: None) -> JointStore:
     store = JointStore(ROOT, ops=disk, is_tree=True)
     store.open()

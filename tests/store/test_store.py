@@ -28,11 +28,6 @@ MEMORY = Path("/chk")
 
 
 @pytest.fixture
-def disk() -> CrashingFileOps:
-    return CrashingFileOps()
-
-
-@pytest.fixture
 def memory(disk: CrashingFileOps) -> CheckpointStore:
     store = CheckpointStore(MEMORY, ops=disk)
     store.open()
