@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from checkfreq.store.digests import digest_pieces, piece_bytes_of
 from checkfreq.store.joint import JointStore
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry, digest_of
 from checkfreq.store.store import CommitResult, Pending
 from checkfreq.testing import page_aligned
-from checkfreq.types import Json
+from checkfreq.types import Json, TensorSpec
 
 Tensors = Mapping[str, tuple[Sequence[int], bytes]]
 
@@ -26,7 +27,11 @@ def image_of(name: str, tensors: Tensors) -> tuple[bytes, FileEntry]:
     head = len(text).to_bytes(8, "little") + text
     entries, at = [], len(head)
     for key, (shape, data) in tensors.items():
-        entries.append(TensorEntry(key, "uint8", tuple(shape), at, len(data), digest_of(data)))
+        spec = TensorSpec(key, "uint8", tuple(shape), at, len(data), piece_bytes_of(len(data)))
+        digest = digest_pieces(memoryview(data), spec)
+        entries.append(
+            TensorEntry(key, "uint8", spec.shape, at, len(data), digest, spec.piece_bytes)
+        )
         at += len(data)
     body = b"".join(data for _, data in tensors.values())
     return head + body, FileEntry(name, at, len(head), digest_of(head), tuple(entries))

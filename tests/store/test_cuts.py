@@ -72,19 +72,6 @@ def test_rows_over_many_ranks_make_two_runs_at_most(num_rows: int) -> None:
     assert sum(map(len, index.runs.values())) <= 2
 
 
-def test_a_mesh_of_two_dimensions_makes_a_run_per_row() -> None:
-    held = {
-        row * 8 + column: [((64, 64), Box((row * 4, column * 8), (4, 8)))]
-        for row in range(16)
-        for column in range(8)
-    }
-    index = index_of(held)
-    assert [len(runs) for runs in index.runs.values()] == [16]
-    assert index.ranks((64, 64), Box((4, 8), (4, 8))) == {9}
-    assert index.ranks((64, 64), Box((0, 0), (8, 64))) == {*range(16)}
-    assert index.ranks((64, 32), Box((0, 0), (8, 32))) == set()
-
-
 def test_a_rank_with_two_shards_of_a_size_is_in_two_runs() -> None:
     held = {
         rank: [((64,), Box((4 * rank,), (4,))), ((64,), Box((60 - 4 * rank,), (4,)))]

@@ -510,17 +510,6 @@ def test_a_link_named_like_a_step_is_no_checkpoint_and_is_warned_of_once(
         store.newest_valid(check=store.verify)  # no first run
 
 
-def test_a_commit_sets_a_link_in_its_place_aside_itself(
-    store: CheckpointStore, tmp_path: Path
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    store.path(1).symlink_to(tmp_path / "elsewhere")
-    commit(store, 1)
-    assert store.verify(1).step == 1
-    assert (store.root / "quarantine" / "step-00000001").is_symlink()
-    assert os.listdir(tmp_path / "elsewhere") == []
-
-
 def test_a_folder_of_the_store_that_is_a_link_is_not_written_through(
     store: CheckpointStore, tmp_path: Path
 ) -> None:
