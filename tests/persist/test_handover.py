@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from checkfreq.persist import frames as f
-from checkfreq.persist import protocol as p
 from checkfreq.persist.frames import Purpose, Why
 from checkfreq.persist.handover import ask
 from checkfreq.persist.offer import encode_body
@@ -78,22 +76,14 @@ def slot_fd() -> Iterator[int]:
     os.close(fd)
 
 
-def offering(slot_fd: int, *more: f.Frame) -> Answer:
-    """Offers one slot, after ``more``; a `Take` is granted."""
+def offering(slot_fd: int) -> Answer:
+    """Offers one slot."""
     body = body_of(snapshot_in(slot_fd))
 
     def answer(client: socket.socket, frame: f.Frame) -> None:
-        if isinstance(frame, f.Hello):
-            for one in more:
-                client.sendall(f.encode(one))
-            body_fd = encode_body(body)
-            socket.send_fds(client, [f.encode(f.Offered(1))], [body_fd, slot_fd])
-            os.close(body_fd)
-        elif isinstance(frame, f.Take):
-            pidfd = os.pidfd_open(os.getpid())
-            message = p.encode(p.Done("before Open", ()))
-            socket.send_fds(client, [f.encode(f.Taken(os.getpid())) + message], [pidfd])
-            os.close(pidfd)
+        body_fd = encode_body(body)
+        socket.send_fds(client, [f.encode(f.Offered(1))], [body_fd, slot_fd])
+        os.close(body_fd)
 
     return answer
 
@@ -108,29 +98,6 @@ def saying(*frames: f.Frame, fds: tuple[int, ...] = ()) -> Answer:
 
 def num_open() -> int:
     return len(os.listdir("/proc/self/fd"))
-
-
-def test_what_is_taken_is_a_channel_to_the_worker(
-    worker: Callable[[Answer], ScriptedWorker], slot_fd: int, tmp_path: Path
-) -> None:
-    before = num_open()
-    made = worker(offering(slot_fd, f.Wait(), f.Wait()))
-    offer = ask(tmp_path, 0, world=1)
-    assert offer is not None
-    slot_fds = list(offer.slot_fds.values())
-
-    adopted = offer.take(stderr_fd=2)
-
-    assert adopted.channel.receive(timeout_s=60.0) == p.Done("before Open", ())
-    assert adopted.pid == os.getpid()
-    offer.close()  # what was taken stays
-    assert select.select([adopted.pidfd], [], [], 0)[0] == []
-    for fd in (*slot_fds, adopted.pidfd):
-        os.close(fd)
-    adopted.channel.close()
-    made.stop()
-    assert made.heard[1:] == [f.Take()]
-    assert num_open() == before
 
 
 @pytest.mark.parametrize(
@@ -159,8 +126,9 @@ def test_a_worker_that_answers_anything_else_is_left_alone(
 def test_a_slot_that_was_truncated_is_no_offer(
     worker: Callable[[Answer], ScriptedWorker], slot_fd: int, tmp_path: Path
 ) -> None:
-    answer = offering(slot_fd)
-    worker(answer)
+    worker(offering(slot_fd))
+    with ask(tmp_path, 0, world=1) as offer:  # type: ignore[union-attr]
+        assert len(offer.slot_fds) == 1
     os.ftruncate(slot_fd, 0)
     assert ask(tmp_path, 0, world=1) is None
 

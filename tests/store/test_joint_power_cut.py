@@ -17,7 +17,7 @@ from checkfreq.store.joint import JointStore
 from checkfreq.testing import CrashingFileOps
 from tests.store import power
 from tests.store.ranks import Share, commit_jointly, image_of, member_begins, shares
-from tests.store.test_state_machine import BROKEN, ROOT, skipping
+from tests.store.test_power_cut import BROKEN, ROOT, skipping
 
 WORLD = 2
 

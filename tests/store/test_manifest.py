@@ -6,7 +6,7 @@ import gc
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -271,20 +271,6 @@ def test_records_are_read_without_collections_and_the_collector_stays_as_it_was(
         assert not gc.isenabled()
     finally:
         gc.enable()
-
-
-def test_the_bound_of_a_record_leaves_room_for_the_worst_names() -> None:
-    """Short names, long ones, and ones that JSON writes as escapes."""
-    for name in ("w", "layer.0.attention.weight" * 40, "\U0001f600" * 100):
-        tensors = [TensorEntry(f"{name}{i}", "float32", (4,), 16 * i, 16, DIGEST) for i in range(9)]
-        header = {t.name: {"dtype": "F32", "shape": [4], "data_offsets": [0, 9]} for t in tensors}
-        names = [tensor.name for tensor in tensors]
-        shards = {tensor.name: [[4], [0]] for tensor in tensors}
-        said = {"extra_tensors": names, "own_tensors": names, "shards": shards}
-        said |= {"sharded_tensors": {tensor.name: ["float32", [4]] for tensor in tensors}}
-        text = json.dumps([*map(asdict, tensors), said])
-        header_bytes = len(json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode())
-        assert len(text) < most_bytes(header_bytes, 9 * 16) - STATE_BYTES
 
 
 @given(st.integers(1, 1 << 20), st.integers(1, 1 << 20))

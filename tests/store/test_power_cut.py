@@ -1,4 +1,4 @@
-"""The store on a disk that forgets: a model of what was acknowledged, and every power cut.
+"""The store on a disk that forgets, and every power cut.
 
 After a cut the disks that can be found are opened anew. On each of them every acknowledged
 checkpoint is there with its bytes, and what is offered is whole: acknowledged, or the one
@@ -7,25 +7,16 @@ that was being committed. Leaving out any one sync of the commit must be found o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
 
 from checkfreq.errors import CorruptCheckpointError
 from checkfreq.store.fileops import PayloadFile
 from checkfreq.store.store import CheckpointStore
-from checkfreq.testing import CrashingFileOps, PowerCut, commit_bytes
+from checkfreq.testing import CrashingFileOps, commit_bytes
 from tests.store import power
 
 ROOT = Path("/chk")
@@ -58,100 +49,12 @@ def new_store(ops: CrashingFileOps) -> CheckpointStore:
     return store
 
 
-def cuts(
-    ops: CrashingFileOps, act: Callable[[CheckpointStore], object], *, limit: int = 256
-) -> Iterator[tuple[int, CrashingFileOps]]:
-    """Every disk that a power cut at any operation of ``act``, or after it, can leave."""
-    for left in power.cuts(ops, lambda twin: act(CheckpointStore(ROOT, ops=twin)), limit=limit):
-        yield left.num_calls, left.disk
-
-
 def check_disk(disk: CrashingFileOps, *allowed: Checkpoints) -> None:
     """Assert that the disk has one of the ``allowed`` sets, for a reader and after a restart."""
     found = contents(CheckpointStore(ROOT, ops=disk))
     assert found in allowed
-    store = new_store(disk)
-    assert contents(store) == found
+    assert contents(new_store(disk)) == found
     assert not [name for name in disk.listdir(ROOT) if name.startswith((".tmp", ".trash"))]
-
-
-class StoreMachine(RuleBasedStateMachine):
-    """Commits, prunes and restarts, with power cuts at random operations of each."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.ops = CrashingFileOps()
-        self.model: Checkpoints = {}
-        self.next_step = 1
-
-    @initialize()
-    def open(self) -> None:
-        self.store = new_store(self.ops)
-
-    @rule(data=st.binary(max_size=40), gap=st.integers(1, 3))
-    def commit(self, data: bytes, gap: int) -> None:
-        step = self.next_step + gap
-        commit(self.store, step, data)
-        self.model[step] = data
-        self.next_step = step
-
-    @rule(data=st.binary(max_size=40), draw=st.data())
-    def commit_and_lose_power(self, data: bytes, draw: st.DataObject) -> None:
-        """Go on with one of the disks that can be left."""
-        step = self.next_step + 1
-        self.ops.cut_power_after(draw.draw(st.integers(0, 24), label="operations before it"))
-        try:
-            commit(self.store, step, data)
-            self.ops.cut_power_after(0)
-        except PowerCut:
-            pass
-        disks = list(self.ops.survivors(limit=128))
-        allowed = (self.model, {**self.model, step: data})
-        assert all(contents(CheckpointStore(ROOT, ops=disk)) in allowed for disk in disks)
-        self.ops = draw.draw(st.sampled_from(disks), label="what was found")
-        self.store = new_store(self.ops)
-        self.model = contents(self.store)
-        self.next_step = max([self.next_step, *self.model])
-
-    @precondition(lambda self: self.model)
-    @rule(data=st.binary(max_size=40), draw=st.data())
-    def commit_on_an_older_one(self, data: bytes, draw: st.DataObject) -> None:
-        older = draw.draw(st.sampled_from(sorted(self.model)))
-        commit(self.store, older + 1, data, after=older)
-        self.model = {step: self.model[step] for step in self.model if step <= older}
-        self.model[older + 1] = data
-        self.next_step = older + 1
-
-    @precondition(lambda self: len(self.model) > 1)
-    @rule(draw=st.data())
-    def prune(self, draw: st.DataObject) -> None:
-        others = sorted(self.model)[:-1]
-        doomed = draw.draw(st.lists(st.sampled_from(others), unique=True))
-        assert self.store.prune(doomed) == sorted(doomed)
-        self.model = {step: self.model[step] for step in self.model if step not in doomed}
-
-    @rule()
-    def restart(self) -> None:
-        self.store = new_store(self.ops)
-
-    @invariant()
-    def the_store_holds_the_model(self) -> None:
-        assert contents(self.store) == self.model
-
-    @invariant()
-    def what_was_acknowledged_survives_a_power_cut_now(self) -> None:
-        for disk in self.ops.survivors(limit=16):
-            assert contents(CheckpointStore(ROOT, ops=disk)) == self.model
-
-
-TestStoreMachine = StoreMachine.TestCase
-TestStoreMachine.settings = settings(
-    max_examples=30,
-    stateful_step_count=16,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-    derandomize=True,
-)
 
 
 def disk_with(*steps: int, kind: type[CrashingFileOps] = CrashingFileOps) -> CrashingFileOps:
@@ -168,7 +71,10 @@ def model_of(*steps: int) -> Checkpoints:
 
 @dataclass(frozen=True)
 class Change:
-    """Something done to a directory, and every set of checkpoints that a cut in it may leave."""
+    """Something done to a directory, and the sets of checkpoints that a cut in it may leave.
+
+    After it, it is the last of them.
+    """
 
     before: tuple[int, ...]
     act: Callable[[CheckpointStore], object]
@@ -222,10 +128,13 @@ def test_power_cut_anywhere_leaves_whole_checkpoints_of_before_or_after_and_lose
     """``no renames``: checkpoints cannot be renamed, like those of overlayfs's lower layer."""
     ops = (disk_with if renames else fixed_disk)(*change.before)
     points = set()
-    for point, disk in cuts(ops, change.act, limit=256 if renames else 64):
+    limit = 256 if renames else 64
+    for point, finished, disk in power.cuts(
+        ops, lambda twin: change.act(CheckpointStore(ROOT, ops=twin)), limit=limit
+    ):
         points.add(point)
         found = contents(CheckpointStore(ROOT, ops=disk))
-        check_disk(disk, *change.allowed)
+        check_disk(disk, *change.allowed[-1 if finished else 0 :])
         assert not [name for name in disk.listdir(ROOT) if name.startswith(".gone")]
         if change.aside:
             kept = set_aside(disk, change.aside)
@@ -250,6 +159,14 @@ def set_aside(disk: CrashingFileOps, folder: str) -> Checkpoints:
     steps = {f"step-{step:08d}" for step in store.steps()}
     assert steps == {name for name in names if name.startswith("step-") and "reason" not in name}
     return contents(store)
+
+
+def test_what_was_marked_survives_a_power_cut() -> None:
+    ops = disk_with(1)
+    for keep in (True, False):
+        CheckpointStore(ROOT, ops=ops).add_mark(1, keep=keep)
+        for disk in ops.survivors():
+            assert CheckpointStore(ROOT, ops=disk).marks()[1].keep is keep
 
 
 def test_a_directory_that_was_never_synced_survives_with_its_first_checkpoint() -> None:
