@@ -123,8 +123,7 @@ def started(tmp_path: Path, slot: HandMadeSlot) -> Iterator[Callable[[Mirror], W
         made.append(client)
         client.start()
         client.wait_opened()
-        client.share_slot(0, fd=slot.fd, num_bytes=len(slot.memory))
-        client.lay_out_slot(0, slot.files)
+        slot.share(client)
         return client
 
     yield start

@@ -17,7 +17,8 @@ from checkfreq.policy.lifecycle import AttemptState
 from checkfreq.policy.retention import KeepLast
 from checkfreq.snapshot.arena import Slot
 from checkfreq.types import PAGE_BYTES, Role
-from tests.persist.group import OLD_STEP, Group, fill_slot, group_in, own_of, role_of
+from tests.persist.conftest import HandMadeSlot
+from tests.persist.group import OLD_STEP, Group, files_of, group_in, own_of, role_of
 
 NODE_LOCAL = Role(0, 2, (0,))
 
@@ -40,8 +41,10 @@ class Rank:
         )
         self.persistence.start()
         self.on_exit.callback(self.persistence._client.kill)
-        memory, _ = fill_slot(self.persistence._client, role.rank, on_exit=self.on_exit)
-        self.slot = Slot(0, -1, len(memory), memory, 0, PAGE_BYTES)
+        filled = HandMadeSlot(files_of(role.rank))
+        self.on_exit.callback(filled.close)
+        filled.share(self.persistence._client)
+        self.slot = Slot(0, -1, len(filled.memory), filled.memory, 0, PAGE_BYTES)
         self.persistence.open()
 
     def hand_over(self, step: int, marks: Marks | None = None, *, id: str = "") -> Attempt:

@@ -66,8 +66,7 @@ def test_a_replacement_is_not_told_of_slots_that_were_freed(
     client.share_slot(1, fd=gone, num_bytes=4096)
     client.forget_slots()
     os.close(gone)
-    client.share_slot(0, fd=slot.fd, num_bytes=len(slot.memory))
-    client.lay_out_slot(0, slot.files)
+    slot.share(client)
 
     client.replace()
     client.submit(request(5))
