@@ -99,15 +99,6 @@ def test_the_same_directorys_claim_is_taken_over_at_once(world: World) -> None:
     assert not old.renew()
 
 
-def test_a_claim_that_cannot_be_read_is_waited_out(world: World) -> None:
-    world.remote.put(CLAIM, b"{}")
-    claim = world.keeper("one")
-    assert claim.take() is Ownership.WAITING
-    assert claim.holder == "an unreadable claim"
-    world.now_s += LEASE_S
-    assert claim.take() is Ownership.OURS
-
-
 class Whole(RemoteObjects):
     """Ranges are answered with the beginning of the object."""
 

@@ -178,37 +178,24 @@ class TestUrls:
         assert claim.renew()
 
 
-class TestStaging:
-    """``CFManager("s3://...")``, here with file:///."""
-
-    def staged(self, tmp_path: Path, training: Training, url: str, **changes: object) -> CFManager:
-        settings = {"staging_dir": tmp_path / "staging", **changes}
-        return managed(url, training.chk, config=config(**settings))  # type: ignore[arg-type]
-
-    def test_a_url_restores_on_a_new_machine_from_a_directory_of_its_own(
-        self, tmp_path: Path, planted: Planted, bits: list[str]
-    ) -> None:
-        training = Training(seed=1)
-        with self.staged(tmp_path, training, planted.url) as manager:
-            assert manager.restore()
-            assert training.bits() == bits[2]
-            assert manager.latest_step() == 3
-        for url in (planted.url + "-2", planted.url + "/"):
-            self.staged(tmp_path, Training(), url).close()
-        assert len(list((tmp_path / "staging").iterdir())) == 2
-
-    def test_log_and_report_find_the_directory_of_a_url(
-        self,
-        tmp_path: Path,
-        planted: Planted,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        assert main(["log", planted.url]) == 1
-        assert "for this URL this machine has none" in capsys.readouterr().err
-        with managed(planted.url, Training(seed=1).chk, config=config()) as manager:
-            manager.restore()
-        assert main(["log", planted.url]) == 0
-        assert "training goes on from step 3 (mirror)" in capsys.readouterr().out
-        assert main(["report", "--json", planted.url]) == 0
+def test_a_url_restores_on_a_new_machine_from_a_directory_of_its_own_that_log_and_report_find(
+    tmp_path: Path,
+    planted: Planted,
+    bits: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["log", planted.url]) == 1
+    assert "for this URL this machine has none" in capsys.readouterr().err
+    training = Training(seed=1)
+    with managed(planted.url, training.chk, config=config()) as manager:
+        assert manager.restore()
+        assert training.bits() == bits[2]
+        assert manager.latest_step() == 3
+    assert main(["log", planted.url]) == 0
+    assert "training goes on from step 3 (mirror)" in capsys.readouterr().out
+    assert main(["report", "--json", planted.url]) == 0
+    for url in (planted.url + "-2", planted.url + "/"):
+        managed(url, Training().chk, config=config(staging_dir=tmp_path / "staging")).close()
+    assert len(list((tmp_path / "staging").iterdir())) == 2

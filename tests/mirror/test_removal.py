@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,18 +72,6 @@ def test_nothing_but_markers_is_removed_while_a_marker_cannot_be_read(
     assert found.remove([1]) == [1]
     assert objects(remote) == {"one", "two"}
     assert found.newest() == 2
-
-
-def test_a_failure_between_marker_and_objects_leaves_whole_checkpoints(
-    remote: RemoteObjects, fault_script: Callable[[str], None]
-) -> None:
-    upload(remote, 1, ["one"])
-    upload(remote, 2, ["two"])
-    fault_script("mirror.remove_objects:raise-EIO")
-    with pytest.raises(OSError, match="injected"):
-        RemoteMarkers(remote).remove([1])
-    assert list(markers(remote)) == [2]
-    assert objects(remote) == {"one", "two"}
 
 
 @settings(max_examples=60)

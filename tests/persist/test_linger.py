@@ -303,24 +303,6 @@ def test_of_two_runs_only_one_takes_it_and_gets_its_errors(lingering: LoneWorker
 # ---- its end
 
 
-@pytest.mark.parametrize(
-    "say",
-    [
-        pytest.param(lambda chk_dir: release(chk_dir, 0), id="release"),
-        pytest.param(
-            lambda chk_dir: ask(chk_dir, 0, world=2) is None, id="another number of ranks"
-        ),
-    ],
-)
-def test_it_ends_when_another_run_has_no_use_for_it(
-    say: Callable[[Path], bool], lingering: LoneWorker, chk_dir: Path
-) -> None:
-    assert say(chk_dir)
-    assert lingering.wait_ended() == 0
-    assert ranks_in(chk_dir) == []
-    assert events(chk_dir)[-1] == ("memory_given_up", 7)
-
-
 def test_what_is_still_being_written_is_written_before_it_ends(
     writing: LoneWorker, go: Path, chk_dir: Path
 ) -> None:
@@ -333,20 +315,28 @@ def test_what_is_still_being_written_is_written_before_it_ends(
     assert CheckpointStore(chk_dir).verify(8).step == 8
 
 
-@pytest.mark.parametrize("how", ["remove", "replace", "unlink"])
-def test_it_ends_when_its_directory_or_its_socket_is_gone(
+@pytest.mark.parametrize("how", ["release", "other ranks", "remove", "replace", "unlink"])
+def test_it_ends_when_another_run_has_no_use_for_it_or_its_directory_or_socket_is_gone(
     how: str, lingering: LoneWorker, chk_dir: Path
 ) -> None:
-    if how == "remove":
-        shutil.rmtree(chk_dir)
-    elif how == "unlink":
-        f.socket_path(chk_dir, 0).unlink()
-    else:
-        chk_dir.rename(chk_dir.with_name("moved"))
-        chk_dir.mkdir()
+    match how:
+        case "release":
+            assert release(chk_dir, 0)
+        case "other ranks":
+            assert ask(chk_dir, 0, world=2) is None
+        case "remove":
+            shutil.rmtree(chk_dir)
+        case "unlink":
+            f.socket_path(chk_dir, 0).unlink()
+        case "replace":
+            chk_dir.rename(chk_dir.with_name("moved"))
+            chk_dir.mkdir()
 
     assert lingering.wait_ended() == 0
 
+    if how in ("release", "other ranks"):
+        assert ranks_in(chk_dir) == []
+        assert events(chk_dir)[-1] == ("memory_given_up", 7)
     if how == "replace":
         assert os.listdir(chk_dir) == []
 

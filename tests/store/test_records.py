@@ -39,10 +39,13 @@ def test_a_removed_step_is_no_longer_a_checkpoint(store: CheckpointStore) -> Non
         records.manifest(1)
 
 
-def test_an_older_record_does_not_take_the_place_of_the_newest(store: CheckpointStore) -> None:
+def test_each_record_is_parsed_once_and_an_older_one_does_not_take_the_place_of_the_newest(
+    store: CheckpointStore,
+) -> None:
     records = Records(store)
     with steps_parsed() as steps:
+        assert [records.summary(step).attempt for step in (1, 2, 1, 2)] == ["a1", "a2"] * 2
         newest = records.manifest(2)
         records.manifest(1)
         assert records.manifest(2) is newest
-    assert steps == [2, 1]
+    assert steps == [1, 2, 1]
