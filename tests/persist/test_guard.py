@@ -65,22 +65,6 @@ def test_a_directory_that_replaced_ours_is_used_if_it_has_no_newer_steps(
     assert CheckpointStore(chk_dir).steps() == [2, 4]
 
 
-def test_a_directory_with_newer_steps_of_another_run_is_left_alone_until_ours_is_back(
-    client: WorkerClient, chk_dir: Path
-) -> None:
-    chk_dir.rename(chk_dir.with_name("ours"))
-    commit_bytes(_opened(chk_dir), 9, {"m": b"another run's"})
-    for step in (4, 5):
-        message = expect_refused(client, step=step)
-        assert "has step 9, newer than any of this run" in message
-    assert CheckpointStore(chk_dir).steps() == [9]
-    chk_dir.rename(chk_dir.with_name("other"))
-    assert ".lock" not in os.listdir(chk_dir.with_name("other"))
-    chk_dir.with_name("ours").rename(chk_dir)
-    client.submit(request(6))
-    assert isinstance(next_reply(client), p.Committed)
-
-
 @pytest.mark.parametrize(
     ("place", "why"),
     [

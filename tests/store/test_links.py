@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from checkfreq.store.fileops import LocalFileOps, SystemCalls
 from checkfreq.store.manifest import FileEntry, Manifest
 from checkfreq.store.store import CheckpointStore, Pending
 from checkfreq.testing import CrashingFileOps, commit_bytes
@@ -54,18 +52,6 @@ def with_one_step(store: CheckpointStore) -> CheckpointStore:
 def store(tmp_path: Path) -> CheckpointStore:
     """A directory with step 1."""
     return with_one_step(CheckpointStore(tmp_path / "chk"))
-
-
-def test_where_links_are_refused_the_file_is_written(tmp_path: Path) -> None:
-    def refuse(*args: object, **kwargs: object) -> None:
-        raise OSError(errno.EMLINK, os.strerror(errno.EMLINK))
-
-    root = tmp_path / "chk"
-    ops = LocalFileOps(root, calls=SystemCalls(link=refuse))
-    store = with_one_step(CheckpointStore(root, ops=ops))
-    assert not commit_linked(store, 2, frm=1, data=b"two")
-    assert not os.path.samefile(store.path(1) / FROZEN, store.path(2) / FROZEN)
-    assert store.verify(2).step == 2
 
 
 @pytest.mark.parametrize(
