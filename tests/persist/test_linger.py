@@ -7,15 +7,12 @@ import os
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from checkfreq import faults
 from checkfreq.cli import main
@@ -421,39 +418,6 @@ def test_a_client_is_told_why_it_gets_nothing(lingering: LoneWorker, chk_dir: Pa
 # ---- clients that mean ill
 
 
-def talk(chk_dir: Path, pieces: list[tuple[bytes, int]]) -> None:
-    """Send pieces, each with so many descriptors, and leave."""
-    with socket.socket(socket.AF_UNIX) as sock, open("/dev/null", "rb") as null:
-        LocalFileOps(chk_dir).connect_socket(f.socket_path(chk_dir, 0), sock)
-        sock.settimeout(60.0)
-        with contextlib.suppress(OSError):  # it has left us by then
-            for data, num_fds in pieces:
-                socket.send_fds(sock, [data], [null.fileno()] * num_fds)
-
-
-def test_no_client_harms_it_or_keeps_it_from_others(lingering: LoneWorker, chk_dir: Path) -> None:
-    before = lingering.num_fds()
-    whole = f.encode(hello(chk_dir))
-    sound = [whole, f.encode(f.Take()), f.encode(f.Wait()), f.encode(hello(chk_dir, Purpose.FETCH))]
-    pieces = st.one_of(
-        st.sampled_from(sound),
-        st.binary(min_size=1, max_size=60),
-        st.sampled_from(sound).flatmap(lambda s: st.integers(1, len(s)).map(lambda n: s[:n])),
-        st.integers(0, 2**32 - 1).map(lambda length: struct.pack("!I", length) + b"[" * 50),
-    )
-
-    @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(st.lists(st.tuples(pieces, st.sampled_from([0, 0, 1, 2, 3, 200])), max_size=5))
-    def disturb(sent: list[tuple[bytes, int]]) -> None:
-        talk(chk_dir, sent)
-
-    disturb()
-
-    assert step_of(lingering) == (7, Stage.DURABLE)
-    eventually(lambda: lingering.num_fds() <= before, "no descriptor stays open")
-    assert lingering.process.poll() is None
-
-
 def test_clients_that_say_nothing_do_not_keep_others_out(
     lingering: LoneWorker, chk_dir: Path
 ) -> None:
@@ -463,26 +427,6 @@ def test_clients_that_say_nothing_do_not_keep_others_out(
             LocalFileOps(chk_dir).connect_socket(f.socket_path(chk_dir, 0), sock)
         assert status(chk_dir, 0) is None  # too many at once: it is left alone
     eventually(lambda: status(chk_dir, 0), "an answer")
-
-
-def test_take_with_another_process_or_without_an_offer_is_refused(
-    lingering: LoneWorker, chk_dir: Path
-) -> None:
-    other = subprocess.Popen(["sleep", "3600"])
-    pidfd = os.pidfd_open(other.pid)
-    for greets in (True, False):
-        connection = Connection(f.socket_path(chk_dir, 0))
-        if greets:
-            connection.send(hello(chk_dir))
-            assert isinstance(connection.receive(most_fds=99), f.Offered)
-        connection.send(f.Take(), fds=(pidfd, 2))
-        with pytest.raises(HandoverError):
-            connection.receive(most_fds=1)
-        connection.close()
-    other.kill()
-    other.wait()
-    os.close(pidfd)
-    assert step_of(lingering) == (7, Stage.DURABLE)
 
 
 # ---- killed anywhere

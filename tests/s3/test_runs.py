@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from checkfreq import CFManager, KeepLast
+from checkfreq import CFManager
 from checkfreq.errors import StorageError
 from checkfreq.mirror.claim import ClaimKeeper
 from checkfreq.mirror.client import RemoteObjects
@@ -122,33 +122,6 @@ def switched(s3: S3Server) -> Iterator[tuple[FaultProxy, Switch]]:
     switch = Switch()
     with FaultProxy(s3.port, switch).listening() as proxy:
         yield proxy, switch
-
-
-@ON_BOTH
-def test_what_only_the_directory_has_is_not_removed_while_the_server_is_away(
-    s3: S3Server, switched: tuple[FaultProxy, Switch], prefix: str, tmp_path: Path
-) -> None:
-    proxy, switch = switched
-    mirror, chk_dir = s3.mirror(prefix, port=proxy.port), tmp_path / "chk"
-    training = Training()
-    with with_mirror(chk_dir, training, mirror, retention=KeepLast(1)) as manager:
-        training.steps(manager, 1)
-        wait_uploaded(manager, 1)
-        switch.is_on = False
-        training.update(manager)
-        manager.step()
-        manager.save(wait=True, keep=True)
-        for _ in range(4):
-            training.steps(manager, 1)
-            manager.wait()
-            held = manager.stats()["mirror"]["held_steps"]
-            assert {*held} <= {*CheckpointStore(chk_dir).steps()}
-            assert 2 in CheckpointStore(chk_dir).steps()
-        switch.is_on = True
-        wait_uploaded(manager, 6)
-    found = MirrorReader(s3.mirror(prefix))
-    assert found.steps()[-1] == 6
-    assert found.verify(6) == CheckpointStore(chk_dir).manifest(6)
 
 
 def test_a_clock_that_is_wrong_is_not_said_to_be_the_credentials(
