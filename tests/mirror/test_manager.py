@@ -88,16 +88,14 @@ def test_training_without_a_restore_is_refused_where_only_the_mirror_has_checkpo
     manager.close()
 
 
-def test_a_run_that_was_finished_is_finished_on_a_new_machine(
-    tmp_path: Path, planted: Planted
-) -> None:
+def test_a_finished_run_is_finished_on_a_new_machine(tmp_path: Path, planted: Planted) -> None:
     planted.put(layout.FINISHED, Finish(3).encode())
     with with_mirror(tmp_path / "new", Training(), planted) as manager:
         assert manager.restore()
         assert manager.finished
 
 
-def test_the_best_step_may_be_one_that_only_the_mirror_has(
+def test_the_best_step_may_be_in_the_mirror_alone(
     tmp_path: Path, planted: Planted, bits: list[str]
 ) -> None:
     marks = {1: StepMark(metrics={"loss": 0.5}), 2: StepMark(metrics={"loss": 0.25})}

@@ -72,9 +72,7 @@ def test_pieces_cover_the_file_once_in_order_whatever_changed(
 
 
 @given(tensors)
-def test_the_pieces_of_a_marker_are_found_again_in_the_manifest(
-    old: list[tuple[int, int]],
-) -> None:
+def test_the_pieces_of_a_marker_are_found_again_in_the_manifest(old: list[tuple[int, int]]) -> None:
     file = file_of(*old)
     runs = uploaded(cut(file))
     assert runs_of(file, [run.blob for run in runs if run.blob]) == runs

@@ -35,9 +35,7 @@ def test_ranks_on_new_machines_restore_the_same_bits(local: bool, tmp_path: Path
 
 
 @pytest.mark.more
-def test_a_step_that_is_damaged_in_the_directory_comes_from_the_mirror_on_all_ranks(
-    tmp_path: Path,
-) -> None:
+def test_a_step_that_is_damaged_here_comes_from_the_mirror_on_all_ranks(tmp_path: Path) -> None:
     mirror = tmp_path / "mirror"
     expected = bits_at(tmp_path / "run", mirror, steps=3)
     path = tmp_path / "run" / "chk" / "step-00000003" / "model.safetensors"

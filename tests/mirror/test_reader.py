@@ -234,9 +234,7 @@ def test_marks_and_the_end_of_the_run_are_read(planted: Planted, finished: bool)
     assert str(found[3].metrics["loss"]) == "nan"
 
 
-def test_damaged_marks_are_skipped_with_a_warning(
-    planted: Planted, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_marks_are_skipped(planted: Planted, caplog: pytest.LogCaptureFixture) -> None:
     planted.put(layout.MARKS, b"{")
     assert reader(planted).marks() == {}
     assert "the marks in the mirror are not read" in caplog.text
@@ -292,9 +290,7 @@ def test_the_step_that_is_restored_is(
     assert [(one.step, one.is_here) for one in found.rejected] == rejected
 
 
-def test_a_mirror_of_which_all_was_set_aside_is_no_first_run(
-    local: CheckpointStore, tmp_path: Path
-) -> None:
+def test_a_mirror_all_set_aside_is_no_first_run(local: CheckpointStore, tmp_path: Path) -> None:
     planted = Planted(tmp_path / "aside")
     restorer = Restorer(local.root, remote=reader(planted), shows_progress=False)
     assert find(restorer, None) is None

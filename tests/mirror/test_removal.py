@@ -48,9 +48,7 @@ def remote() -> RemoteObjects:
     return memory_remote()
 
 
-def test_markers_of_another_future_are_set_aside_and_keep_their_objects(
-    remote: RemoteObjects,
-) -> None:
+def test_markers_of_another_future_are_set_aside_with_their_objects(remote: RemoteObjects) -> None:
     for step in (1, 5, 6):
         upload(remote, step, [f"of {step}"])
     found = RemoteMarkers(remote)
@@ -62,9 +60,7 @@ def test_markers_of_another_future_are_set_aside_and_keep_their_objects(
     assert objects(remote) == {"of 5", "of 6", "of 2"}
 
 
-def test_nothing_but_markers_is_removed_while_a_marker_cannot_be_read(
-    remote: RemoteObjects,
-) -> None:
+def test_only_markers_are_removed_while_a_marker_cannot_be_read(remote: RemoteObjects) -> None:
     upload(remote, 1, ["one"])
     upload(remote, 2, ["two"])
     remote.put(marker_key(9), b"{}")
@@ -85,9 +81,7 @@ def test_nothing_but_markers_is_removed_while_a_marker_cannot_be_read(
         max_size=12,
     )
 )
-def test_after_any_history_what_is_kept_is_whole_and_nothing_else_is_there(
-    acts: list[tuple[str, object]],
-) -> None:
+def test_any_history_leaves_whole_what_is_kept_and_no_more(acts: list[tuple[str, object]]) -> None:
     remote = RemoteObjects(Mirror("memory:///m"), store=MemoryStore())
     found = RemoteMarkers(remote)
     kept: dict[int, set[str]] = {}

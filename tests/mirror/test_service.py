@@ -95,9 +95,7 @@ class Clock:
         return self.now_s
 
 
-def test_what_an_earlier_run_committed_and_did_not_upload_is_uploaded_at_once(
-    world: World,
-) -> None:
+def test_what_an_earlier_run_did_not_upload_is_uploaded_at_once(world: World) -> None:
     """The newest, and then what is pinned."""
     for step in (1, 2, 3):
         world.put(step)
@@ -108,9 +106,7 @@ def test_what_an_earlier_run_committed_and_did_not_upload_is_uploaded_at_once(
     assert world.there() == [1, 3]
 
 
-def test_a_checkpoint_is_held_until_it_is_uploaded_and_removed_on_request_if_not_the_newest(
-    world: World,
-) -> None:
+def test_a_checkpoint_is_held_until_it_is_uploaded_and_the_newest_longer(world: World) -> None:
     service = world.start()
     world.wait_state(State.IDLE)
     for step in (1, 2):
@@ -123,9 +119,7 @@ def test_a_checkpoint_is_held_until_it_is_uploaded_and_removed_on_request_if_not
     assert world.there() == [2]
 
 
-def test_the_end_of_a_run_waits_for_its_last_checkpoint_and_gives_the_claim_up(
-    world: World,
-) -> None:
+def test_the_end_waits_for_the_last_checkpoint_and_gives_the_claim_up(world: World) -> None:
     service = world.start()
     world.put(1, service)
     world.put(2)
@@ -197,9 +191,7 @@ class Flipping(RemoteObjects):
         return super().put(key, data)
 
 
-def test_a_shared_object_that_was_damaged_on_its_way_is_found_and_sent_again(
-    world: World,
-) -> None:
+def test_a_shared_object_that_was_damaged_on_its_way_is_found_and_sent_again(world: World) -> None:
     world.serve(Flipping)
     service, frozen = world.start(), noise(9 * MIB)
     for step in (1, 2):
@@ -211,9 +203,7 @@ def test_a_shared_object_that_was_damaged_on_its_way_is_found_and_sent_again(
     assert world.there() == [1, 2]  # and every object has its content
 
 
-def test_at_the_end_of_a_run_a_service_that_has_been_failing_is_tried_once_without_a_pause(
-    world: World,
-) -> None:
+def test_at_the_end_a_service_that_was_failing_is_tried_once_more_at_once(world: World) -> None:
     down = world.serve(Down)
     world.put(1)
     service = world.start(clock=world.clock)  # pauses never end
@@ -287,9 +277,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_next_one_uploaded(world: World
     assert world.there() == [2]
 
 
-def test_an_earlier_worker_that_is_still_uploading_is_waited_for_and_not_at_the_end(
-    world: World,
-) -> None:
+def test_an_earlier_worker_that_uploads_is_waited_for_but_not_at_the_end(world: World) -> None:
     is_free = False
     world.put(1)
     service = world.start(try_lock=lambda: is_free)

@@ -86,9 +86,7 @@ def client_options(mirror: Mirror) -> dict[str, Any]:
     return dict(store.client_options)
 
 
-def test_settings_of_the_connection_come_from_the_environment_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_TIMEOUT", "7s")
     client = client_options(Mirror("s3://bucket/run"))

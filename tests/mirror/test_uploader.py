@@ -182,9 +182,7 @@ class FakeTime:
         self.now_s += seconds
 
 
-def test_an_upload_takes_as_long_as_the_limit_says_and_time_before_it_is_not_saved_up(
-    world: World,
-) -> None:
+def test_an_upload_is_as_slow_as_its_limit_whatever_time_passed_before(world: World) -> None:
     commit(world.store, 1, {"m.safetensors": {f"t{i}": noise(8 * MIB) for i in range(5)}})
     time, mirror = FakeTime(), Mirror("memory:///x", max_bytes_per_s=4 * MIB)
     limit = Bandwidth(mirror.max_bytes_per_s, clock=lambda: time.now_s, sleep=time.sleep)

@@ -47,9 +47,7 @@ def test_a_failure_says_since_when_nothing_is_durable_and_what_a_kill_would_lose
         assert words in record.message
 
 
-def test_the_hook_hears_of_each_failure_and_once_that_it_is_over(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_hook_hears_of_each_failure_and_of_their_end(caplog: pytest.LogCaptureFixture) -> None:
     run = Run()
     run.alarm.succeeded(30)  # no failure before it, so nothing is sent
     run.alarm.durable(30)

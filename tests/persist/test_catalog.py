@@ -73,9 +73,7 @@ def test_removals_are_requested_once_until_they_are_answered(store: CheckpointSt
     assert catalog.request_removals() == (3,)
 
 
-def test_one_of_several_directories_removes_only_what_is_older_than_the_confirmed_step(
-    store: CheckpointStore,
-) -> None:
+def test_of_several_directories_each_removes_only_what_is_confirmed(store: CheckpointStore) -> None:
     catalog = catalog_of(store, is_shared=False)
     assert catalog.request_removals() == ()
     assert catalog.confirm(2)
@@ -92,9 +90,7 @@ def test_pins_on_disk_and_those_added_later_keep_a_step(store: CheckpointStore) 
     assert catalog.request_removals() == (3,)
 
 
-def test_a_failed_attempt_is_known_only_if_its_step_was_left_in_the_directory(
-    store: CheckpointStore,
-) -> None:
+def test_a_failed_attempt_is_known_only_if_its_step_was_left(store: CheckpointStore) -> None:
     catalog = catalog_of(store)
     commit(store, 4)
     catalog.add_if_left(attempt_of(4, id="another"))

@@ -107,9 +107,7 @@ def step_of(worker: LoneWorker) -> tuple[int, Stage]:
 # ---- what it offers
 
 
-def test_a_durable_snapshot_is_offered_and_the_directory_is_free(
-    lingering: LoneWorker, chk_dir: Path
-) -> None:
+def test_what_is_durable_is_offered_without_the_lock(lingering: LoneWorker, chk_dir: Path) -> None:
     assert step_of(lingering) == (7, Stage.DURABLE)
     with lingering.offer() as offer:
         assert offer.body.snapshots[0].record == CheckpointStore(chk_dir).manifest(7).encode()
@@ -160,9 +158,7 @@ def test_a_snapshot_that_could_not_be_written_after_the_death_is_offered(
     assert ("failed", 8) in events(chk_dir)
 
 
-def test_a_snapshot_whose_slot_was_given_back_undigested_is_not_offered(
-    start: Start, chk_dir: Path
-) -> None:
+def test_a_snapshot_that_was_not_digested_is_not_offered(start: Start, chk_dir: Path) -> None:
     worker = start(faults="commit.mkdir:raise-EIO")
     worker.channel.send(request(8))
     assert isinstance(worker.next_reply(), p.Failed)
@@ -271,9 +267,7 @@ def test_a_successor_need_not_wait_for_what_is_in_flight_and_hears_of_its_end(
     assert CheckpointStore(chk_dir).marks()[8].keep
 
 
-def test_what_ended_between_offer_and_take_is_told_all_the_same(
-    writing: LoneWorker, go: Path
-) -> None:
+def test_what_ended_between_offer_and_take_is_told_too(writing: LoneWorker, go: Path) -> None:
     offer = writing.offer()
     go.touch()
     eventually(writing.is_free, "the lock is free")
@@ -300,9 +294,7 @@ def test_of_two_runs_only_one_takes_it_and_gets_its_errors(lingering: LoneWorker
 # ---- its end
 
 
-def test_what_is_still_being_written_is_written_before_it_ends(
-    writing: LoneWorker, go: Path, chk_dir: Path
-) -> None:
+def test_it_ends_after_what_is_being_written(writing: LoneWorker, go: Path, chk_dir: Path) -> None:
     writing.offer().release()
     eventually(lambda: ranks_in(chk_dir) == [], "it has let the memory go")
     go.touch()
@@ -418,9 +410,7 @@ def test_a_client_is_told_why_it_gets_nothing(lingering: LoneWorker, chk_dir: Pa
 # ---- clients that mean ill
 
 
-def test_clients_that_say_nothing_do_not_keep_others_out(
-    lingering: LoneWorker, chk_dir: Path
-) -> None:
+def test_clients_that_say_nothing_keep_nobody_out(lingering: LoneWorker, chk_dir: Path) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(130):
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -437,9 +427,7 @@ def points_of(side: str) -> list[str]:
 
 
 @pytest.mark.parametrize("point", points_of("linger"))
-def test_a_worker_killed_in_a_hand_over_loses_nothing(
-    point: str, start: Start, chk_dir: Path
-) -> None:
+def test_a_kill_in_a_hand_over_loses_nothing(point: str, start: Start, chk_dir: Path) -> None:
     worker = start(faults=f"{point}:kill-self")
     worker.commit(7)
     worker.lose_trainer()
@@ -470,9 +458,7 @@ offer.take(stderr_fd=2)
 """
 
 
-def test_a_client_killed_in_a_hand_over_leaves_the_memory_to_the_next(
-    lingering: LoneWorker, chk_dir: Path
-) -> None:
+def test_a_killed_client_leaves_all_to_the_next(lingering: LoneWorker, chk_dir: Path) -> None:
     for point in points_of("handover"):
         done = subprocess.run(
             [sys.executable, "-c", CLIENT, str(chk_dir)],

@@ -30,9 +30,7 @@ def acquire(
     lock.acquire(timeout_s=timeout_s, owner_pid=4711, on_wait=on_wait, give_up=give_up)
 
 
-def test_a_second_one_is_refused_and_the_holder_is_named_until_that_releases_it(
-    tmp_path: Path,
-) -> None:
+def test_a_second_one_is_refused_with_the_holders_name_until_its_release(tmp_path: Path) -> None:
     first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
     acquire(first)
     assert first.is_held()
@@ -91,9 +89,7 @@ def hard_linked(folder: Path, copy: Path) -> Path:
     return copy
 
 
-def test_a_copy_by_hard_links_is_locked_apart_whoever_owns_the_first(
-    tmp_path: Path,
-) -> None:
+def test_a_copy_by_hard_links_is_locked_apart_whoever_owns_the_first(tmp_path: Path) -> None:
     chk_dir = tmp_path / "chk"
     chk_dir.mkdir()
     first = DirectoryLock(chk_dir)

@@ -73,9 +73,7 @@ def test_the_last_upload_waits_for_the_one_in_progress(view: MirrorView) -> None
     assert view.upload_s == 40.0
 
 
-def test_after_an_upload_the_mirrors_own_policy_or_else_the_runs_decides_what_is_removed(
-    view: MirrorView,
-) -> None:
+def test_the_mirrors_own_policy_or_the_runs_decides_what_is_removed(view: MirrorView) -> None:
     there = tuple(Mirrored(step, keep=step == 1) for step in (1, 2, 3, 4))
     assert take(view, State.IDLE, num_uploaded=1, checkpoints=there) == (2,)
     assert take(view, State.IDLE, num_uploaded=1, checkpoints=there) == ()
@@ -84,9 +82,7 @@ def test_after_an_upload_the_mirrors_own_policy_or_else_the_runs_decides_what_is
     assert take(view, State.IDLE, num_uploaded=1, checkpoints=there) == (2, 3)
 
 
-def test_a_trouble_is_logged_once_and_so_is_its_end(
-    view: MirrorView, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_trouble_and_its_end_are_said(view: MirrorView, caplog: pytest.LogCaptureFixture) -> None:
     for state in (State.FAILING, State.UPLOADING, State.FAILING, State.WAITING, State.FAILING):
         take(view, state, problem="no route", since_s=100.0, uploaded_step=7)
     first, _ = caplog.records
@@ -162,9 +158,7 @@ def unreachable() -> Mirror:
     return Mirror("s3://bucket/x", options=options)
 
 
-def test_a_step_that_the_mirror_has_not_got_is_not_pruned(
-    started: Callable[[Mirror], WorkerClient],
-) -> None:
+def test_a_step_not_uploaded_is_not_pruned(started: Callable[[Mirror], WorkerClient]) -> None:
     client = started(unreachable())
     for step in (1, 2, 3):
         client.submit(request(step))

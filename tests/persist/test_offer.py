@@ -99,9 +99,7 @@ def test_nobody_changes_an_offer_that_was_sent(snapshot: Snapshot) -> None:
     ],
     ids=str,
 )
-def test_an_offer_with_an_impossible_value_is_refused(
-    change: dict[str, Json], snapshot: Snapshot
-) -> None:
+def test_an_offer_that_cannot_be_is_refused(change: dict[str, Json], snapshot: Snapshot) -> None:
     with pytest.raises(HandoverError):
         decoded(with_text(body_of(snapshot), change))
 

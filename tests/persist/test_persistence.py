@@ -111,9 +111,7 @@ def test_a_member_writes_no_events_marks_or_removals(group: Group, open_rank: Op
     assert (group.chk_dir / "events.jsonl").read_text().count('"committed"') == 1
 
 
-def test_a_leader_that_waits_for_parts_does_not_count_as_stuck(
-    group: Group, open_rank: Open
-) -> None:
+def test_a_leader_that_waits_for_parts_is_not_stuck(group: Group, open_rank: Open) -> None:
     patient = CFConfig(persist_timeout_s=0.0, rank_timeout_s=20.0)
     leader, member = open_rank(role_of(0, 2), config=patient), open_rank(role_of(1, 2))
     attempt = leader.hand_over(2)
@@ -145,9 +143,7 @@ def test_a_step_that_is_taken_again_replaces_the_one_here_only_if_others_have_th
     assert (group.chk_dir / "superseded" / "step-00000002").is_dir() is (kept == "retake")
 
 
-def test_a_members_failed_snapshot_is_told_to_the_leader_which_waits_no_longer(
-    group: Group, open_rank: Open
-) -> None:
+def test_a_members_failed_snapshot_ends_the_leaders_wait(group: Group, open_rank: Open) -> None:
     leader, member = open_rank(role_of(0, 2)), open_rank(role_of(1, 2))
     void = Attempt(2, member.slot, "periodic", Marks(), time.perf_counter(), id="a2")
     member.persistence._book.add(void)
@@ -162,7 +158,7 @@ def test_a_members_failed_snapshot_is_told_to_the_leader_which_waits_no_longer(
     assert not group.pending
 
 
-def test_nothing_is_removed_for_a_step_confirmed_before_the_run_went_back(
+def test_a_step_confirmed_before_the_run_went_back_counts_no_more(
     group: Group, open_rank: Open
 ) -> None:
     rank = open_rank(NODE_LOCAL, num_kept=1)

@@ -44,9 +44,7 @@ def test_descriptors_arrive_with_their_messages(ends: tuple[p.Channel, p.Channel
         os.close(fd)
 
 
-def test_what_a_closed_end_had_sent_is_read_before_the_close_is_reported(
-    ends: tuple[p.Channel, p.Channel],
-) -> None:
+def test_what_a_closed_end_had_sent_is_read_first(ends: tuple[p.Channel, p.Channel]) -> None:
     one, other = ends
     one.send(p.Opened(1))
     one.close()

@@ -98,9 +98,7 @@ def test_a_member_refuses_to_change_the_set(group: Group) -> None:
 # Parts that do not come, or do not fit.
 
 
-def test_a_member_killed_before_its_part_is_there_costs_the_attempt_and_nothing_else(
-    group: Group,
-) -> None:
+def test_a_member_killed_before_its_part_is_there_costs_the_attempt(group: Group) -> None:
     leader, healthy, victim = group.start(3, scripts={2: "parts.rename:kill-self"})
     for rank in (victim, healthy):
         rank.submit(2)
@@ -151,9 +149,7 @@ def test_a_leader_killed_at_the_point_is_replaced_and_finishes_with_the_parts_th
 # Trainers that are gone.
 
 
-def test_a_leader_without_its_trainer_does_not_wait_as_long_again_for_a_lost_rank(
-    tmp_path: Path,
-) -> None:
+def test_a_leader_without_its_trainer_waits_less_long_for_a_lost_rank(tmp_path: Path) -> None:
     store = JointStore(tmp_path)
     writer = SnapshotWriter(num_threads=1, chunk_bytes=1 << 20, limiter=RateLimiter(None))
     site = OpenDirectory(

@@ -89,9 +89,7 @@ def linked(reply: p.Committed) -> bool:
     return reply.linked_bytes > 0
 
 
-def test_the_same_contents_are_written_once_and_again_after_so_many_checkpoints(
-    site: Site,
-) -> None:
+def test_the_same_contents_are_written_again_after_so_many_checkpoints(site: Site) -> None:
     replies = [site.persist(step, ("a", 0)) for step in range(1, 6)]
     assert [linked(one) for one in replies] == [False, True, True, True, False]
     assert [os.stat(site.path(step)).st_nlink for step in (1, 5)] == [4, 1]

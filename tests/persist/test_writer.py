@@ -42,9 +42,7 @@ def writer() -> Iterator[SnapshotWriter]:
     made._pool.shutdown()
 
 
-def test_the_slots_bytes_are_the_files_bytes_and_digested(
-    writer: SnapshotWriter, slot: HandMadeSlot
-) -> None:
+def test_all_bytes_are_written_and_digested(writer: SnapshotWriter, slot: HandMadeSlot) -> None:
     payloads = [Payload() for _ in slot.files]
     with memoryview(slot.memory) as view:
         result = writer.write(slot.files, view, payloads)

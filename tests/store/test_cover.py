@@ -23,9 +23,7 @@ def placed(rank: int, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Place
     .map(tuple)
     .flatmap(lambda shape: st.tuples(st.just(shape), st.lists(boxes_of(shape), max_size=6)))
 )
-def test_any_boxes_are_judged_as_counting_every_element_does(
-    case: tuple[tuple[int, ...], list[Box]],
-) -> None:
+def test_any_boxes_are_judged_as_by_counting(case: tuple[tuple[int, ...], list[Box]]) -> None:
     shape, boxes = case
     count = Counter(itertools.chain.from_iterable(map(elements, boxes)))
     overlapping = any(times > 1 for times in count.values())

@@ -51,9 +51,7 @@ def shards() -> st.SearchStrategy[tuple[tuple[int, ...], Box]]:
 
 
 @given(st.dictionaries(st.integers(0, 20), st.lists(shards(), max_size=4), max_size=8), shards())
-def test_no_rank_whose_shard_overlaps_is_missed(
-    held: Held, wanted: tuple[tuple[int, ...], Box]
-) -> None:
+def test_no_rank_that_overlaps_is_missed(held: Held, wanted: tuple[tuple[int, ...], Box]) -> None:
     shape, box = wanted
     expected = {
         rank

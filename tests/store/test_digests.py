@@ -51,9 +51,7 @@ def test_pieces_follow_one_another_from_the_first_byte_to_the_last(cut: Cut) -> 
 
 
 @given(cuts(), st.lists(st.integers(0, 90)))
-def test_each_piece_has_the_digest_of_its_bytes_however_they_come(
-    cut: Cut, chunks: list[int]
-) -> None:
+def test_each_piece_has_its_bytes_digest_however_they_come(cut: Cut, chunks: list[int]) -> None:
     data = memoryview(bytes(range(cut.num_bytes)))
     digest = digest_pieces(data, cut)
     for begin, end, found in pieces_of(Cut(cut.num_bytes, cut.piece_bytes, digest)):

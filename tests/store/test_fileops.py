@@ -296,9 +296,7 @@ def test_a_tree_that_is_too_deep_is_not_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("times", [2, 99])
-def test_a_tree_is_removed_although_others_change_it_unless_they_never_stop(
-    times: int, tmp_path: Path
-) -> None:
+def test_a_tree_that_others_change_is_removed_once_they_stop(times: int, tmp_path: Path) -> None:
     tree, late = tmp_path / "tree", iter(range(times))
     for name in ("a", "b"):
         (tree / name).mkdir(parents=True)

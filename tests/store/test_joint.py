@@ -57,9 +57,7 @@ def holds_all(store: JointStore, step: int, *, world: int = 3) -> bool:
 # The undisturbed way.
 
 
-def test_a_joint_commit_supersedes_later_steps_and_keeps_one_that_is_there(
-    store: JointStore,
-) -> None:
+def test_a_joint_commit_supersedes_later_steps_and_keeps_one_there_is(store: JointStore) -> None:
     for step in (3, 5):
         commit_jointly(store, step)
     leader, *members = shares(4)
@@ -214,9 +212,7 @@ def test_what_others_wrote_of_a_step_that_is_taken_again_is_not_touched_by_an_ol
     assert not pending_names(disk)
 
 
-def test_an_attempt_given_up_before_it_began_leaves_nothing_behind(
-    store: JointStore, disk: CrashingFileOps
-) -> None:
+def test_an_attempt_given_up_early_leaves_nothing(store: JointStore, disk: CrashingFileOps) -> None:
     _, one, two = shares()
     write_part(store, one)
     store.give_up(5, attempt="a5")
@@ -303,9 +299,7 @@ def test_a_leader_that_takes_over_after_the_rename_finds_its_commit_and_syncs_it
     assert not store.is_committed(6, attempt="a5")
 
 
-def test_a_part_that_is_there_is_never_written_again(
-    store: JointStore, disk: CrashingFileOps
-) -> None:
+def test_a_part_there_is_is_never_written_again(store: JointStore, disk: CrashingFileOps) -> None:
     leader, one, two = shares()
     write_part(store, one)
     path = ROOT / ".tmp-5-a5"
@@ -343,9 +337,7 @@ def test_a_full_disk_is_found_before_anything_is_written(store: JointStore) -> N
         store.join(5, attempt="a5", rank=1, num_bytes=1 << 50)
 
 
-def test_the_record_of_a_common_step_survives_a_power_cut(
-    store: JointStore, disk: CrashingFileOps
-) -> None:
+def test_a_common_step_survives_a_power_cut(store: JointStore, disk: CrashingFileOps) -> None:
     assert not store.ever_held_common()
     store.note_common(5)
     for after in disk.survivors():

@@ -104,24 +104,18 @@ def in_order(order: str, step: int, *, after: int | None = None) -> Turn:
 
 
 @pytest.mark.parametrize("order", ["LM", "ML", "mLM"])
-def test_power_cut_anywhere_in_a_joint_commit_leaves_the_old_set_or_one_more(
-    order: str, records: Records
-) -> None:
+def test_a_cut_in_a_commit_leaves_the_old_set_or_one_more(order: str, records: Records) -> None:
     disk = records.disk_with(1, 2)
     records.check_cuts(disk, in_order(order, 3), before=[{1, 2}], after={1, 2, 3})
 
 
-def test_power_cut_anywhere_in_a_superseding_joint_commit_never_mixes_new_and_later(
-    records: Records,
-) -> None:
+def test_a_cut_in_a_superseding_commit_never_mixes_new_and_later(records: Records) -> None:
     before = [{1, 3, 4}, {1, 3}, {1, 4}, {1}]
     disk = records.disk_with(1, 3, 4)
     records.check_cuts(disk, in_order("LM", 2, after=1), before=before, after={1, 2})
 
 
-def test_power_cut_anywhere_while_a_leader_gives_up_and_goes_on_leaves_whole_sets(
-    records: Records,
-) -> None:
+def test_a_cut_while_a_leader_gives_up_and_goes_on_leaves_whole_sets(records: Records) -> None:
     """A late member creates the directory again; the next attempt removes it."""
 
     def act(store: JointStore) -> None:
@@ -133,9 +127,7 @@ def test_power_cut_anywhere_while_a_leader_gives_up_and_goes_on_leaves_whole_set
     records.check_cuts(records.disk_with(1), act, before=[{1}], after={1, 3})
 
 
-def test_power_cut_anywhere_while_a_leader_takes_over_leaves_the_old_set_or_one_more(
-    records: Records,
-) -> None:
+def test_a_cut_while_a_leader_takes_over_leaves_the_old_set_or_one_more(records: Records) -> None:
     leader, member = shares(2, world=WORLD)
 
     def killed(num_calls: int) -> CrashingFileOps:
@@ -172,9 +164,7 @@ OF_MEMBERS = skipping("datasync", lambda path: "rank-00001" in path.name)
 
 
 @pytest.mark.parametrize("kind", [*BROKEN.values(), OF_MEMBERS], ids=[*BROKEN, "a member's"])
-def test_leaving_out_any_one_sync_of_a_joint_commit_is_found(
-    kind: type[CrashingFileOps], records: Records
-) -> None:
+def test_leaving_out_any_one_sync_is_found(kind: type[CrashingFileOps], records: Records) -> None:
     def check_all() -> None:
         for disk in records.disk_with(1, kind=kind).survivors(limit=2000):
             records.check(disk, {1})

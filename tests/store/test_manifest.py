@@ -80,9 +80,7 @@ def test_state_that_older_readers_would_take_for_damage_needs_format_version_3(o
         (replace(IN_PIECES, ranks={0: {}}), "2"),
     ],
 )
-def test_a_version_that_does_not_go_with_the_fields_is_corruption(
-    manifest: Manifest, version: str
-) -> None:
+def test_a_version_that_other_fields_have_is_corruption(manifest: Manifest, version: str) -> None:
     with pytest.raises(CorruptCheckpointError):
         Manifest.decode(encoded(body_of(manifest), version=version), path="m")
 

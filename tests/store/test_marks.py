@@ -37,7 +37,7 @@ def test_any_float_comes_back_from_strict_json(value: float) -> None:
     ],
     ids=lambda line: line[:40],
 )
-def test_a_line_that_is_not_a_mark_is_skipped_with_a_warning(
+def test_a_line_that_is_no_mark_is_skipped_and_said(
     line: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     lines = f"{line}\n{mark_line(4, keep=True)}"

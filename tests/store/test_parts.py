@@ -126,9 +126,7 @@ def set_weight(*place: Any) -> Callable[[Share], None]:
         (set_shards({"weight": 5}), "rank 2's 'm': shard 'weight'"),
     ],
 )
-def test_shards_that_do_not_cover_exactly_are_refused(
-    change: Callable[[Share], None], said: str
-) -> None:
+def test_shards_that_do_not_cover_are_refused(change: Callable[[Share], None], said: str) -> None:
     leader, one, two = shares()
     change(two)
     with pytest.raises(PersistError, match=said):

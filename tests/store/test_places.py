@@ -112,9 +112,7 @@ def test_damage_in_a_folder_is_found_and_named(on_disk: JointStore) -> None:
         on_disk.glance(5)
 
 
-def test_what_killed_workers_left_in_a_folder_is_not_committed(
-    store: JointStore, disk: CrashingFileOps
-) -> None:
+def test_what_killed_workers_left_is_removed(store: JointStore, disk: CrashingFileOps) -> None:
     leader, pending = all_write(store, world=WORLD)
     folder = pending.path / "ranks-00004"
     for name in (".part-00007.json.new", "failed-00007.txt", ".look"):
@@ -135,9 +133,7 @@ def test_missing_parts_in_folders_are_named(store: JointStore) -> None:
         store.wait_for_parts(pending, range(1, WORLD), timeout_s=9.0)
 
 
-def test_a_directory_that_is_gone_is_not_waited_for(
-    store: JointStore, disk: CrashingFileOps
-) -> None:
+def test_a_directory_that_is_gone_ends_the_wait(store: JointStore, disk: CrashingFileOps) -> None:
     leader, *_ = shares(world=WORLD)
     pending = leader_begins(store, leader)
     disk.remove_tree(pending.path)
@@ -145,9 +141,7 @@ def test_a_directory_that_is_gone_is_not_waited_for(
         store.wait_for_parts(pending, [WORLD - 1], timeout_s=9.0)
 
 
-def test_a_step_that_cannot_be_renamed_is_copied_with_its_folders(
-    store: JointStore, disk: CrashingFileOps
-) -> None:
+def test_what_cannot_be_renamed_is_copied_whole(store: JointStore, disk: CrashingFileOps) -> None:
     commit_jointly(store, 4, world=3)
     commit_jointly(store, 5, world=WORLD)
     disk.fix(store.path(5))

@@ -218,9 +218,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN.values(), ids=BROKEN)
-def test_leaving_out_any_one_sync_is_found_by_looking_at_every_power_cut(
-    kind: type[CrashingFileOps],
-) -> None:
+def test_leaving_out_any_one_sync_is_found_by_every_power_cut(kind: type[CrashingFileOps]) -> None:
     def check_all(ops: CrashingFileOps) -> None:
         for disk in ops.survivors(limit=10_000):
             check_disk(disk, model_of(1))

@@ -81,9 +81,7 @@ def test_open_makes_missing_parents_durable_also_where_another_rank_is_faster() 
         assert all(left.is_dir(Path("/a/b/c")) for left in disk.survivors())
 
 
-def test_a_parent_that_cannot_be_synced_is_no_error(
-    disk: CrashingFileOps, memory: CheckpointStore
-) -> None:
+def test_a_parent_need_not_be_synced(disk: CrashingFileOps, memory: CheckpointStore) -> None:
     disk.fail_after(0, inject(errno.EACCES))
     memory.open()
     assert memory.steps() == []
@@ -116,9 +114,7 @@ def test_keeping_a_step_acknowledges_it_only_when_its_name_is_durable(
     assert all(CheckpointStore(MEMORY, ops=one).steps() == [1] for one in disk.survivors())
 
 
-def test_damaged_steps_that_are_committed_again_are_quarantined_each_with_its_reason(
-    store: CheckpointStore,
-) -> None:
+def test_damaged_steps_are_quarantined_each_with_its_reason(store: CheckpointStore) -> None:
     for data in (b"first", b"second", b"third"):
         assert not commit_bytes(store, 1, {"m": data}).kept_existing
         store.verify(1)
@@ -161,9 +157,7 @@ def test_abort_leaves_what_it_cannot_remove_for_the_next_start(
 
 
 @pytest.mark.parametrize("after", [None, 1])
-def test_a_failure_at_any_operation_of_a_commit_leaves_the_old_set(
-    after: int | None,
-) -> None:
+def test_a_failure_at_any_operation_of_a_commit_leaves_the_old_set(after: int | None) -> None:
     failures = 0
     for num_calls in range(100):
         disk = CrashingFileOps()
@@ -208,9 +202,7 @@ def test_a_supersession_that_cannot_be_undone_says_so(
 
 
 @pytest.mark.parametrize("how", ["superseded", "quarantined"])
-def test_marks_of_a_step_set_aside_do_not_pass_to_its_successor(
-    how: str, store: CheckpointStore
-) -> None:
+def test_marks_of_a_step_set_aside_do_not_pass_on(how: str, store: CheckpointStore) -> None:
     commit(store, 1, 2)
     for step in (1, 2):
         store.add_mark(step, keep=True, metrics={"loss": 1.5})
@@ -313,25 +305,19 @@ def write_large(store: CheckpointStore, *, state_bytes: int, header: bytes) -> N
         raise
 
 
-def test_a_record_larger_than_its_state_may_be_is_refused_when_it_is_written(
-    store: CheckpointStore,
-) -> None:
+def test_a_record_larger_than_its_state_may_be_is_not_written(store: CheckpointStore) -> None:
     with pytest.raises(PersistError, match=r"manifest .* bytes long.*Keep long lists"):
         # Blanks add nothing, and a MiB of payload 1 KiB for digests.
         write_large(store, state_bytes=STATE_BYTES + 1024, header=b"{}" + b" " * (1 << 20))
     assert store.steps() == []
 
 
-def test_a_record_may_be_as_large_as_the_headers_of_its_tensors_make_it(
-    store: CheckpointStore,
-) -> None:
+def test_a_record_may_be_as_large_as_its_tensors_headers_make_it(store: CheckpointStore) -> None:
     write_large(store, state_bytes=STATE_BYTES, header=b"n" * (5 << 20))
     assert store.manifest(1).objects["notes"]["tree"] == "a" * STATE_BYTES
 
 
-def test_a_record_larger_than_it_can_need_is_corruption_and_not_read(
-    store: CheckpointStore,
-) -> None:
+def test_a_record_larger_than_can_be_is_corruption_and_not_read(store: CheckpointStore) -> None:
     commit(store, 1)
     path = store.path(1) / "manifest.json"
     os.truncate(path, 1 << 40)
@@ -424,9 +410,7 @@ def test_a_step_pruned_while_a_reader_walks_is_not_called_corrupt(store: Checkpo
 # Quarantine, prune, marks.
 
 
-def test_prune_keeps_the_last_valid_one_when_those_to_stay_are_damaged(
-    store: CheckpointStore,
-) -> None:
+def test_prune_keeps_the_last_valid_one_if_the_others_are_damaged(store: CheckpointStore) -> None:
     commit(store, 1, 2, 3, 4)
     (store.path(4) / "a.safetensors").unlink()
     damage(store.path(3) / "manifest.json")
@@ -442,9 +426,7 @@ def mark_often(store: CheckpointStore, steps: Iterable[int]) -> int:
     return store.ops.file_size(path)
 
 
-def test_the_marks_of_a_long_run_stay_short_and_those_of_its_checkpoints_are_kept(
-    store: CheckpointStore,
-) -> None:
+def test_marks_of_a_long_run_stay_short_and_those_needed_are_kept(store: CheckpointStore) -> None:
     commit(store, 1001, 1002, 1003, 1004)
     long = mark_often(store, range(1, 1001))
     store.add_mark(1002, keep=True, metrics={"loss": 0.5})
@@ -494,9 +476,7 @@ def test_a_link_named_like_a_step_is_no_checkpoint_and_is_warned_of_once(
         store.newest_valid(check=store.verify)  # no first run
 
 
-def test_a_folder_of_the_store_that_is_a_link_is_not_written_through(
-    store: CheckpointStore, tmp_path: Path
-) -> None:
+def test_a_folder_that_is_a_link_is_not_written_to(store: CheckpointStore, tmp_path: Path) -> None:
     commit(store, 1)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "step-00000004").mkdir()

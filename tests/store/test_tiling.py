@@ -39,9 +39,7 @@ def test_random_boxes_tile_as_comparing_them_says(boxes: list[Box]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 6)), max_size=8))
-def test_whatever_is_cut_from_a_tensor_tiles_it_and_no_less(
-    cuts: list[tuple[int, int]],
-) -> None:
+def test_whatever_is_cut_from_a_tensor_tiles_it_and_no_less(cuts: list[tuple[int, int]]) -> None:
     boxes = [Box.whole(SHAPE)]
     for number, (dim, at) in enumerate(cuts):
         boxes[number % len(boxes) : number % len(boxes) + 1] = split(

@@ -72,9 +72,7 @@ def tree_of(store: JointStore, step: int = 5) -> Tree:
 
 
 @pytest.mark.parametrize("found", [listed(), shares(world=WORLD)], ids=["listed", "not listed"])
-def test_the_records_joined_are_the_manifest_that_merging_makes(
-    store: JointStore, found: list[Share]
-) -> None:
+def test_the_records_joined_are_what_merging_makes(store: JointStore, found: list[Share]) -> None:
     commit(store, found)
     leader, *others = (share.manifest() for share in found)
     assert store.manifest(5) == merge(leader, others)
@@ -91,9 +89,7 @@ def test_the_root_has_what_a_manifest_has_but_for_the_ranks_files(store: JointSt
     assert decode_record(tree.encode(), path="m") == tree
 
 
-def test_some_ranks_alone_come_with_the_names_and_positions_of_the_others(
-    store: JointStore,
-) -> None:
+def test_some_ranks_alone_come_with_names_and_positions_of_the_others(store: JointStore) -> None:
     commit(store, listed())
     tree = tree_of(store)
     parts = list(store.parts(tree, {0, 3}))
