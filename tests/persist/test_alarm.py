@@ -16,11 +16,11 @@ ERROR = PersistError("step 40 was not checkpointed: no space", step=40, phase="b
 class Run:
     """An alarm with clocks that the test sets, and the notices it sent."""
 
-    def __init__(self, tolerate_failures: int | None = None) -> None:
+    def __init__(self) -> None:
         self.now_s = 1000.0
         self.told: list[FailureNotice] = []
         self.alarm = Alarm(
-            tolerate_failures=tolerate_failures,
+            tolerate_failures=None,
             on_failure=self.told.append,
             clock=lambda: self.now_s,
             wall=lambda: 1e9 + self.now_s,

@@ -1,4 +1,4 @@
-"""What the child processes of these tests run: a training with a mirror; a checker of markers."""
+"""What the child processes of these tests run: a training with a mirror."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
-from checkfreq.errors import CheckFreqError, NoCheckpointError
 from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror
 from checkfreq.store.store import CheckpointStore
@@ -108,31 +107,9 @@ class Child:
         assert code is not None, "the process did not end"
         return found, code
 
-    def say(self, message: str) -> None:
-        self._pipe.send(message)
-
 
 def _call(target: Any, pipe: Connection, *args: object) -> None:
     target(pipe, *args)
-
-
-def check_markers(pipe: Connection, mirror: Mirror) -> None:
-    """Until told to stop: read everything that any marker names.
-
-    Sends ("checked", how many times a marker was followed, what was wrong).
-    """
-    source = MirrorReader(mirror)
-    num_checked, wrong = 0, []
-    while not pipe.poll(0.01):
-        for step in source.steps():
-            try:
-                source.verify(step)
-            except NoCheckpointError:
-                continue  # it was removed, with its marker first
-            except CheckFreqError as error:
-                wrong.append(f"step {step}: {error}")
-            num_checked += 1
-    pipe.send(("checked", num_checked, wrong))
 
 
 def expect_whole(mirror: Mirror, chk_dir: Path, *, newest: int) -> None:

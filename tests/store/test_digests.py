@@ -14,11 +14,9 @@ from checkfreq.store.digests import (
     MOST_BYTES,
     PieceDigests,
     digest_pieces,
-    num_pieces,
     piece_bytes_of,
     piece_bytes_of_shard,
     pieces_of,
-    spans,
 )
 from checkfreq.types import PAGE_BYTES
 
@@ -38,16 +36,6 @@ class Cut:
 def cuts(draw: st.DrawFn) -> Cut:
     num_bytes = draw(st.integers(0, 200))
     return Cut(num_bytes, draw(st.integers(0, max(num_bytes - 1, 0))))
-
-
-@given(cuts())
-def test_pieces_follow_one_another_from_the_first_byte_to_the_last(cut: Cut) -> None:
-    found = list(spans(cut))
-    assert [0, *(end for _, end in found)] == [*(begin for begin, _ in found), cut.num_bytes]
-    assert len(found) == num_pieces(cut)
-    assert all(end - begin > 0 for begin, end in found) or cut.num_bytes == 0
-    if cut.piece_bytes:
-        assert max(end - begin for begin, end in found) == cut.piece_bytes
 
 
 @given(cuts(), st.lists(st.integers(0, 90)))
