@@ -15,7 +15,7 @@ from tests.store.ranks import (
     Share,
     all_write,
     commit_jointly,
-    image_of,
+    expect_whole,
     leader_begins,
     leader_commits,
     member_begins,
@@ -43,17 +43,6 @@ def pending_names(disk: CrashingFileOps) -> list[str]:
     return [name for name in disk.listdir(ROOT) if name.startswith(".tmp-")]
 
 
-def holds_all(store: JointStore, step: int, *, world: int = 3) -> bool:
-    """Whether the step has what its ranks wrote, and nothing else."""
-    head, manifest = store.verify(step), store.manifest(step)
-    for share in shares(step, world=world):
-        assert manifest.ranks[share.rank] == share.own
-        for name, tensors in share.files.items():
-            assert store.ops.read_bytes(store.path(step) / name) == image_of(name, tensors)[0]
-    names = {"manifest.json", *(file.name for file in (*head.files, *manifest.files))}
-    return names == set(store.ops.listdir(store.path(step)))
-
-
 # The undisturbed way.
 
 
@@ -69,7 +58,7 @@ def test_a_joint_commit_supersedes_later_steps_and_keeps_one_there_is(store: Joi
     for member in again[1:]:
         write_part(store, member)
     assert leader_commits(store, leader_begins(store, again[0]), again[0]).kept_existing
-    assert holds_all(store, 4)
+    expect_whole(store, 4)
 
 
 # Waiting.
@@ -234,7 +223,7 @@ def test_nothing_is_removed_of_a_part_that_has_its_final_name(
     store.leave(writing, rank=1)
     store.tell_failure(5, attempt="a5", rank=1, why="killed twice")
     leader_commits(store, leader_begins(store, leader), leader)
-    assert holds_all(store, 5)
+    expect_whole(store, 5)
 
 
 def test_a_part_whose_rename_reported_an_error_may_be_there_and_is_not_removed(
@@ -285,7 +274,7 @@ def test_a_leader_that_takes_over_late_finds_the_whole_record(
     for member in members:
         assert store.join(5, attempt="a5", rank=member.rank) is None
     store.commit(again, record)
-    assert holds_all(store, 5)
+    expect_whole(store, 5)
 
 
 def test_a_leader_that_takes_over_after_the_rename_finds_its_commit_and_syncs_it(
@@ -327,7 +316,7 @@ def test_a_member_whose_part_was_taken_at_once_has_not_failed(is_tree: bool) -> 
     pending = leader_begins(store, leader)
     write_part(store, one)
     write_part(store, two)
-    assert holds_all(store, 5)
+    expect_whole(store, 5)
 
 
 def test_a_full_disk_is_found_before_anything_is_written(store: JointStore) -> None:

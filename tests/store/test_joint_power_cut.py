@@ -16,7 +16,7 @@ from checkfreq.store import places
 from checkfreq.store.joint import JointStore
 from checkfreq.testing import CrashingFileOps
 from tests.store import power
-from tests.store.ranks import Share, commit_jointly, image_of, member_begins, shares
+from tests.store.ranks import Share, commit_jointly, expect_whole, member_begins, shares
 from tests.store.test_power_cut import BROKEN, ROOT, skipping
 
 WORLD = 2
@@ -48,12 +48,7 @@ class Records:
         steps = set(store.steps())
         assert steps in allowed
         for step in steps:
-            store.verify(step)
-            manifest = store.manifest(step)
-            for share in shares(step, world=WORLD):
-                assert manifest.ranks[share.rank] == share.own
-                for name, tensors in share.files.items():
-                    assert disk.read_bytes(store.locate(step, name)) == image_of(name, tensors)[0]
+            expect_whole(store, step, world=WORLD)
         store.open()
         assert set(store.steps()) == steps
         assert not [name for name in disk.listdir(ROOT) if name.startswith((".tmp-", ".trash-"))]
