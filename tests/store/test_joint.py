@@ -290,6 +290,7 @@ def test_a_leader_that_takes_over_after_the_rename_finds_its_commit_and_syncs_it
 
 def test_a_part_there_is_is_never_written_again(store: JointStore, disk: CrashingFileOps) -> None:
     leader, one, two = shares()
+    member_begins(store, one)  # and was killed: its payloads are written again
     write_part(store, one)
     path = ROOT / ".tmp-5-a5"
     del disk.calls[:]
