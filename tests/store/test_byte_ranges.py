@@ -39,3 +39,10 @@ def test_ranges_hold_every_element_and_end_with_needed_ones(case: tuple[Box, Box
         assert begin - end >= PAGE
     if item_bytes == PAGE:
         assert held == needed
+
+
+def test_of_very_many_gaps_only_those_between_larger_parts_are_left_out() -> None:
+    outer, half = Box((0, 0, 0), (3, 5000, 8)), Box((0, 0, 0), (3, 2500, 4))
+    plane, part = 5000 * 8 * PAGE, (2499 * 8 + 4) * PAGE
+    expected = tuple((n * plane, n * plane + part) for n in range(3))
+    assert half.byte_ranges_in(outer, PAGE) == expected
