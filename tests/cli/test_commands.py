@@ -18,7 +18,7 @@ from checkfreq.store.joint import JointStore
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes
-from tests.fixtures import make_format_2
+from tests.fixtures import format_2
 from tests.hostile import grammar
 from tests.store.ranks import commit_jointly
 
@@ -249,7 +249,7 @@ def _of_a_later_version(data: bytes) -> bytes:
     return blank.replace(b"0" * 16, digest_of(blank).encode(), 1)
 
 
-OF_RANKS = str(make_format_2.FOLDER)
+OF_RANKS = str(format_2.FOLDER)
 
 
 def test_a_checkpoint_of_several_ranks_is_listed_shown_and_verified_as_any_other(
@@ -279,7 +279,7 @@ def test_a_checkpoint_of_several_ranks_is_listed_shown_and_verified_as_any_other
 def test_show_says_which_ranks_are_here_when_others_are_elsewhere(
     tmp_path: Path, capsys: Capture
 ) -> None:
-    shutil.copytree(make_format_2.FOLDER, tmp_path / "chk")
+    shutil.copytree(format_2.FOLDER, tmp_path / "chk")
     path = tmp_path / "chk" / "step-00000002" / "manifest.json"
     manifest = Manifest.decode(path.read_bytes(), path=path)
     path.write_bytes(replace(manifest, world=8).encode())

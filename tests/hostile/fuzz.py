@@ -41,7 +41,7 @@ from checkfreq.restore.in_place import InPlace
 from checkfreq.restore.restorer import Restorer
 from checkfreq.state.positions import Positions, by_name
 from iterators.errors import CorruptPositionError, ResumeMismatchError
-from tests.fixtures import make_format_1, make_format_2, make_format_3
+from tests.fixtures import format_2, format_3, make_format_1
 from tests.hostile import grammar
 
 #: Long for what takes milliseconds: only a reader that hangs needs it.
@@ -146,7 +146,7 @@ def bases(folder: Path) -> dict[str, Base]:
     """Of all formats, of one rank and of two, of a manager and of DCP."""
     write_rich(folder / "rich")
     write_dcp(folder / "dcp")
-    for fixture in (make_format_1, make_format_2, make_format_3):
+    for fixture in (make_format_1, format_2, format_3):
         shutil.copytree(fixture.FOLDER, folder / fixture.FOLDER.name)
     one = make_format_1.objects
     return {

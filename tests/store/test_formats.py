@@ -10,9 +10,9 @@ import pytest
 from checkfreq.errors import CorruptCheckpointError
 from checkfreq.store.parts import check_shards
 from checkfreq.store.store import CheckpointStore
-from tests.fixtures import make_format_2, make_format_3
+from tests.fixtures import format_2, format_3
 
-STORE = CheckpointStore(make_format_2.FOLDER)
+STORE = CheckpointStore(format_2.FOLDER)
 
 
 def test_the_fixture_of_format_2_verifies_with_everything_in_it() -> None:
@@ -33,7 +33,7 @@ def test_the_fixture_of_format_2_verifies_with_everything_in_it() -> None:
 
 
 def test_the_fixture_of_format_3_has_the_payloads_of_format_2_with_a_digest_per_row() -> None:
-    store = CheckpointStore(make_format_3.FOLDER)
+    store = CheckpointStore(format_3.FOLDER)
     manifest = store.verify(2)
     assert (manifest.format_version, manifest.world) == (3, 2)
     check_shards(manifest)
@@ -48,7 +48,7 @@ def test_the_fixture_of_format_3_has_the_payloads_of_format_2_with_a_digest_per_
 
 def test_a_changed_byte_of_format_3_names_the_piece(tmp_path: Path) -> None:
     at = 4180  # of 28 rows of 4 bytes in `optimizer.rank-00000`
-    shutil.copytree(make_format_3.FOLDER, tmp_path / "chk")
+    shutil.copytree(format_3.FOLDER, tmp_path / "chk")
     store = CheckpointStore(tmp_path / "chk")
     path = store.path(2) / "optimizer.rank-00000.safetensors"
     data = bytearray(path.read_bytes())
@@ -64,6 +64,6 @@ def test_a_changed_byte_of_format_3_names_the_piece(tmp_path: Path) -> None:
 
 
 def test_the_manifest_of_format_1_comes_out_as_it_was_written() -> None:
-    store = CheckpointStore(make_format_2.SOURCE)
+    store = CheckpointStore(format_2.SOURCE)
     data = (store.path(2) / "manifest.json").read_bytes()
     assert store.manifest(2).encode() == data
