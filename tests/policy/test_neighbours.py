@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from checkfreq.policy.neighbours import AFTER, Level, Neighbours
+from checkfreq.policy.neighbours import Level, Neighbours
 
 
 def known(*times_s: float, start: int = 0) -> Neighbours:
@@ -25,10 +25,6 @@ def around(neighbours: Neighbours, at_s: float) -> Level:
     return level
 
 
-def test_there_is_none_before_the_first() -> None:
-    assert Neighbours().around(1.0) is None
-
-
 @pytest.mark.parametrize("at_s", [0.0, 3.0, -1.0])
 def test_one_side_serves_where_the_other_is_not_known(at_s: float) -> None:
     assert around(known(1.0, 2.0, 3.0), at_s) == Level(2.0, 0.0, 3, 0.0)
@@ -37,17 +33,6 @@ def test_one_side_serves_where_the_other_is_not_known(at_s: float) -> None:
 def test_the_nearest_eight_of_each_side_count() -> None:
     level = around(known(*[9.0] * 5, *[1.0] * 8, *[2.0] * 8, *[9.0] * 5), 13.0)
     assert level == Level(1.5, 1.0, 16, 0.25)
-
-
-def test_half_as_many_after_it_count_as_much_as_all_before_it() -> None:
-    assert AFTER == 4
-    assert around(known(*[1.0] * 8, *[2.0] * 4), 8.0).mean_s == pytest.approx(1.5)
-    assert around(known(*[1.0] * 8, *[2.0] * 3), 8.0).mean_s == pytest.approx(14 / 11)
-
-
-def test_only_the_newest_are_kept() -> None:
-    neighbours = known(*[5.0] * 10, *[1.0] * 64)
-    assert around(neighbours, 0.0).mean_s == 1.0
 
 
 def test_chance_moves_the_difference_as_much_as_it_says() -> None:
@@ -61,13 +46,6 @@ def test_chance_moves_the_difference_as_much_as_it_says() -> None:
         said_s.append(level.noise_s(4, one_s=0.1, sum_s=0.2))
     assert statistics.fmean(off_s) == pytest.approx(0.0, abs=0.02)
     assert statistics.pstdev(off_s) == pytest.approx(statistics.median(said_s), rel=0.06)
-
-
-def test_a_step_that_chance_does_not_explain_may_have_happened_anywhere_in_between() -> None:
-    level = Level(1.5, 1.0, 16, 0.25)
-    assert level.noise_s(4, one_s=0.0, sum_s=0.0) == pytest.approx(4 / math.sqrt(12))
-    by_chance = Level(1.5, 0.1, 16, 0.25)
-    assert by_chance.noise_s(4, one_s=1.0, sum_s=2.0) == pytest.approx(2 * math.sqrt(1 + 4 / 16))
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,16 @@ def require_sense(tuner: RateTuner) -> None:
     assert profile is None or Profile.from_dict(profile.to_dict()) == profile
 
 
+def test_a_checkpoint_with_a_bad_start_time_is_over_when_it_ends() -> None:
+    tuner = RateTuner(FrequencyPolicy(max_overhead=0.5))
+    tuner.started("a", step=0, start_s=math.nan, is_periodic=True)
+    tuner.ended("a", end_s=0.5, measured=None)
+    for at in range(30):
+        tuner.iteration(Iteration(float(at), at + 1.0))
+    assert tuner.due(step=40, now_s=30.0) is Verdict.TAKE
+    assert tuner.num_bad_samples == 1
+
+
 @settings(max_examples=40)
 @given(
     iteration_s=st.floats(0.0, 1e-5),
@@ -91,19 +101,3 @@ def test_iterations_that_take_next_to_nothing_are_planned_for(
         played.iterate(extra_s=-1.1e-6)
         played.decide()
         require_sense(played.tuner)
-
-
-def test_an_iteration_that_is_held_for_longer_than_it_lasted_was_held_throughout() -> None:
-    assert Iteration(1.0, 2.0, stall_s=1.5).consistent() == Iteration(1.0, 2.0, stall_s=1.0)
-    plain = Iteration(1.0, 2.0, stall_s=0.5)
-    assert plain.consistent() is plain
-
-
-def test_a_checkpoint_with_a_bad_start_time_is_over_when_it_ends() -> None:
-    tuner = RateTuner(FrequencyPolicy(max_overhead=0.5))
-    tuner.started("a", step=0, start_s=math.nan, is_periodic=True)
-    tuner.ended("a", end_s=0.5, measured=None)
-    for at in range(30):
-        tuner.iteration(Iteration(float(at), at + 1.0))
-    assert tuner.due(step=40, now_s=30.0) is Verdict.TAKE
-    assert tuner.num_bad_samples == 1

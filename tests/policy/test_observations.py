@@ -11,14 +11,6 @@ from checkfreq.policy.observations import Iteration, Measured
 NAN, INF = float("nan"), float("inf")
 
 
-def test_plain_ones_are_sane() -> None:
-    assert Iteration(1.0, 2.5).is_sane()
-    assert Iteration(1.0, 2.5).duration_s == 1.5
-    assert Iteration(1.0, 2.5, stall_s=0.5, overlap_s=0.7, is_regular=False).is_sane()
-    assert Measured(0.0, 1.0, 1.0, 10).is_sane()
-    assert Measured(0.0, 1.0, 1.0, 10, device_copy_s=0.1).is_sane()
-
-
 @pytest.mark.parametrize(
     "iteration",
     [

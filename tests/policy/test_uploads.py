@@ -37,16 +37,6 @@ def test_what_was_paid_is_given_back_where_it_was_noise() -> None:
     assert uploads.settle() == -paid_s
 
 
-def test_stalls_and_outliers_are_not_the_uploads() -> None:
-    uploads = Uploads()
-    uploads.note(0.0, None)
-    uploads.add(iteration(0.0, 100.0), BASELINE)
-    assert uploads.settle() == 3.0
-    uploads.note(200.0, None)
-    uploads.add(iteration(200.0, 1.5, stall_s=0.5), BASELINE)
-    assert uploads.settle() == 0.0
-
-
 def played(slowdown: float) -> tuple[RateTuner, float]:
     """A run with a cached plan: 20 clean iterations, then 60 during an upload."""
     tuner = RateTuner(FrequencyPolicy(max_overhead=0.05), cached=CACHED)
