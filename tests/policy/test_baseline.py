@@ -59,14 +59,6 @@ class TestATimeThatIsOld:
         clean(refresh, costs, *num_clean * [1.0])
         assert refresh.must_pause() is pauses
 
-    def test_only_the_newest_of_the_iterations_before_it_still_count(self) -> None:
-        costs = known(*[2.0] * 40, *[1.0] * 24)
-        refresh = BaselineRefresh(costs)
-        touched(refresh, TOO_MANY)
-        assert refresh.must_pause()
-        clean(refresh, costs, 1.0)
-        assert costs.iteration_s == pytest.approx(1.0)
-
 
 class TestATimeThatHasChanged:
     @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from checkfreq.policy.charges import Baseline, Charge, Charges, Outliers
@@ -56,17 +54,6 @@ def test_a_checkpoint_costs_what_its_iterations_took_longer() -> None:
     assert not charge.is_partial
 
 
-def test_an_iteration_before_it_or_after_its_aftermath_is_not_charged() -> None:
-    charges = begun((1.0, 2.0))
-    assert not charges.add(Iteration(0, 1), baseline=BASELINE)
-    assert charges.add(Iteration(1, 2), baseline=BASELINE)
-    assert charges.add(Iteration(2, 3), baseline=BASELINE)
-    assert not charges.settle()
-    assert charges.add(Iteration(3, 4), baseline=BASELINE)
-    assert charges.settle()[0].cost_s == 0
-    assert not charges.add(Iteration(4, 9), baseline=BASELINE)
-
-
 def test_a_worker_that_is_still_busy_prolongs_the_aftermath() -> None:
     charges = begun((0.0, 0.5))
     charges.add(Iteration(0, 1), baseline=BASELINE)
@@ -101,15 +88,6 @@ def test_two_share_an_iteration_by_how_long_they_were_in_it() -> None:
     assert [charge.cost_s for charge in charges.settle()] == pytest.approx([0.5])
 
 
-def test_one_that_outlasts_the_next_is_not_over_before_its_end() -> None:
-    charges = begun((0.0, math.inf), (1.0, 1.5))
-    charges.add(Iteration(0, 2), baseline=TWICE)
-    assert not charges.settle()  # a goes on; b was the last to begin
-    charges.add(Iteration(2, 4), baseline=TWICE)
-    assert len(charges.settle()) == 1  # b is over, a alone is felt
-    assert charges.in_flight(4.0)
-
-
 def test_an_iteration_without_a_baseline_is_charged_only_its_stall() -> None:
     charge = settled(Iteration(0, 30, stall_s=0.5), end_s=2, baseline=None)
     assert charge.is_partial
@@ -121,34 +99,6 @@ def test_time_far_above_t_is_not_charged_until_it_is_usual() -> None:
     found = [settled(Iteration(0, 21), end_s=1, charges=charges) for _ in range(3)]
     assert [charge.cost_s for charge in found] == [3, 3, 20]
     assert [charge.uncharged_s for charge in found] == [17, 17, 0]
-
-
-def test_a_usual_cost_with_outliers_is_compared_with_the_raw_mean_and_others_with_t() -> None:
-    baseline = Baseline(iteration_s=1.3, raw_s=1.5, limit_s=4.0)
-    for first_s, expected in (
-        # Capped at 4 s: 4 - 1.3; above the plain mean: 9 - 1.5. Then twice 1.5 - 1.3, or nothing.
-        (9.0, [3.1, 3.1, 7.5]),
-        (3.0, [2.1, 2.1, 2.1]),  # no outlier in it, though there are some elsewhere
-    ):
-        charges = Charges()
-        costs = [
-            settled(
-                Iteration(0, first_s), end_s=1, charges=charges, baseline=baseline, after_s=1.5
-            ).cost_s
-            for _ in range(3)
-        ]
-        assert costs == pytest.approx(expected)
-
-
-def test_only_the_first_end_of_one_in_flight_counts() -> None:
-    charges = Charges()
-    charges.begin("a", start_s=0.0, reserved_s=0.0)
-    assert not charges.end("b", end_s=1.0, measured=MEASURED)
-    assert charges.end("a", end_s=1.0, measured=MEASURED)
-    assert not charges.end("a", end_s=2.0, measured=None)
-    for iteration in after(1.0):
-        charges.add(iteration, baseline=BASELINE)
-    assert charges.settle()[0].measured is MEASURED
 
 
 class TestOutliers:
@@ -163,10 +113,3 @@ class TestOutliers:
         for over_s in (*[0.0] * 9, 10.0):
             outliers.add_clean(over_s)  # 1 s each, on average
         assert [outliers.add(self.charge(30.0)) for _ in range(3)] == [0, 0, 90 - 9]
-
-    def test_outliers_as_frequent_in_clean_iterations_are_never_owed(self) -> None:
-        outliers = Outliers()
-        for _ in range(100):
-            for over_s in (*[0.0] * 9, 10.0):
-                outliers.add_clean(over_s)
-            assert outliers.add(self.charge(20.0, num_touched=10.0)) == 0  # twice as many

@@ -48,18 +48,6 @@ def test_four_costs_beyond_all_earlier_ones_are_a_new_regime(now: float) -> None
     assert mean_of(cost_of(*[1.0] * 10, *[now] * 4)) == pytest.approx(now)
 
 
-def test_what_lasts_longer_than_from_one_to_the_next_is_in_the_error_too() -> None:
-    """Sixteen at a time share what they were compared with."""
-    chance = Random(1)
-    scaled = []
-    for _ in range(100):
-        shared = [chance.gauss(0.0, 0.5) for _ in range(20)]
-        costs = [1.0 + shared[at // 16] + chance.gauss(0.0, 1.0) for at in range(320)]
-        run = estimate_of(cost_of(*costs))
-        scaled.append((run.mean - 1.0) / run.error)
-    assert statistics.pstdev(scaled) <= 1.5  # twice that if they counted as independent
-
-
 @pytest.mark.parametrize("now", [3.0, 0.0])
 def test_costs_that_change_within_their_noise_are_followed_once_it_is_certain(now: float) -> None:
     chance = Random(1)

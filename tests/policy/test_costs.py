@@ -97,31 +97,6 @@ def test_two_costs_that_are_noise_do_not_condemn_a_cached_profile_but_more_do() 
     assert costs.check_cached() == "cost_s is 1.33 here and 0.5 in the cached profile"
 
 
-def noisy(costs: RunCosts, *, pairs: int, clean: int = 8, cost_s: float = 0.5) -> Profile:
-    """So many checkpoints with ``clean`` noisy iterations in front of each."""
-    for _ in range(pairs):
-        for end_s in (0.9, 1.1) * (clean // 2):
-            costs.add_clean(Iteration(0, end_s))
-        costs.update_time()
-        costs.add_cost(cost_s, stall_s=0.0, num_touched=4.0)
-    profile = costs.profile(HOST)
-    assert profile is not None
-    return profile
-
-
-def test_the_error_falls_with_pairs_and_with_what_they_were_compared_with() -> None:
-    few = noisy(RunCosts(), pairs=50).cost_error_s
-    assert noisy(RunCosts(), pairs=200).cost_error_s == pytest.approx(few / 2, rel=0.1)
-    assert noisy(RunCosts(), pairs=50, clean=32).cost_error_s < 0.7 * few
-
-
-def test_what_noise_hides_is_taken_for_what_is_believed_until_there_is_more() -> None:
-    """Of four iterations of a second 2 % are believed: 0.08 s."""
-    assert 0.08 < noisy(RunCosts(), pairs=1, cost_s=3.0).cost_s < 1.0
-    assert noisy(RunCosts(), pairs=500, cost_s=3.0).cost_s > 2.8
-    assert cost_s(measured(num_checkpoints=1, cost_s=3.0)) == 3.0  # there is no noise
-
-
 def cost_s(costs: RunCosts) -> float:
     profile = costs.profile(HOST)
     assert profile is not None

@@ -64,17 +64,6 @@ def test_what_an_earlier_run_measured_serves_until_this_one_has() -> None:
     assert needs(last, cached_s=20.0, state_bytes=10**12).durable_s == 3.0 + MARGIN_S
 
 
-def test_a_disk_that_becomes_slower_moves_the_last_checkpoint_forward() -> None:
-    last = measured(*[2.0] * 20)
-    before = needs(last).durable_s
-    for seconds in (4.0, 8.0, 16.0):
-        last.add_durable(seconds)
-        now = needs(last).durable_s
-        assert now >= seconds + MARGIN_S
-        assert now > before
-        before = now
-
-
 def test_of_two_ranks_the_slower_one_decides() -> None:
     assert Needs(1.0, 4.0).with_(Needs(3.0, 2.0)) == Needs(3.0, 4.0)
     assert Needs(1.0, 4.0).with_(NO_NEEDS) == Needs(1.0, 4.0)

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import math
-import statistics
-from random import Random
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from checkfreq.policy.estimates import Estimate, IterationTime
 
@@ -41,27 +35,6 @@ class TestIterationTime:
         estimate.update()
         assert estimate.value() == pytest.approx(now)
         assert estimate.low() == now
-
-    def test_its_error_tells_how_far_it_is_off(self) -> None:
-        num = 60
-        off, said = [], []
-        for seed in range(200):
-            random = Random(seed)
-            estimate = time_of(*(random.gauss(1.0, 0.1) for _ in range(num)))
-            estimate.update()
-            off.append((estimate.value() or 0.0) - 1.0)
-            said.append(estimate.error())
-        true = math.sqrt(statistics.fmean(x * x for x in off))
-        assert statistics.fmean(said) == pytest.approx(true, rel=0.25)
-
-
-@given(mean=st.floats(0, 1e6), more=st.floats(0, 1e6), error=st.floats(0, 1e6))
-def test_an_estimate_made_from_its_upper_limit_has_it(
-    mean: float, more: float, error: float
-) -> None:
-    estimate = Estimate.with_upper(mean, mean + more, error=error)
-    assert estimate.upper() == pytest.approx(mean + more)
-    assert estimate.error <= error
 
 
 @pytest.mark.parametrize(

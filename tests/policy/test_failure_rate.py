@@ -75,8 +75,7 @@ def test_the_facts_of_runs_that_never_failed_are_unknown() -> None:
 @pytest.mark.parametrize(
     ("rate", "said"),
     [
-        (FailureRate(0, 300.0), "never in 5.0 min of training"),
-        (FailureRate(2, 0.0), "2 times in 0 s of training"),
+        (FailureRate(0, 30.0), "never in 30 s of training"),
         (
             FailureRate(1, 86_400.0),
             "once in 24.0 h of training: every 24.0 h (90 % confidence: 5.1 h to 19.5 d)",
@@ -97,7 +96,6 @@ def test_it_is_said_in_a_sentence(rate: FailureRate, said: str) -> None:
         (3, 10.0, FailureRate(3, 10.0)),
         (True, 10.0, None),
         (-1, 10.0, None),
-        (1 << 40, 10.0, None),
         (3, math.inf, None),
         (3, "10", None),
     ],

@@ -12,7 +12,7 @@ from checkfreq.policy.frequency import FrequencyPolicy
 from checkfreq.policy.profile import Profile
 from checkfreq.policy.tuner import PROFILE_ITERATIONS, Iteration, Measured, RateTuner, Verdict
 from checkfreq.types import Objective
-from tests.policy.runs import CACHED, Costs, Run
+from tests.policy.runs import CACHED
 
 #: What a clock may say: small steps, none, back, far away, and what is no number.
 WILD = st.one_of(
@@ -81,23 +81,3 @@ def test_a_checkpoint_with_a_bad_start_time_is_over_when_it_ends() -> None:
         tuner.iteration(Iteration(float(at), at + 1.0))
     assert tuner.due(step=40, now_s=30.0) is Verdict.TAKE
     assert tuner.num_bad_samples == 1
-
-
-@settings(max_examples=40)
-@given(
-    iteration_s=st.floats(0.0, 1e-5),
-    held_s=st.lists(st.floats(0.0, 2e-5), min_size=1, max_size=40),
-    stall_s=st.floats(0.0, 1e-3),
-)
-def test_iterations_that_take_next_to_nothing_are_planned_for(
-    iteration_s: float, held_s: list[float], stall_s: float
-) -> None:
-    """The manager's own time fills the iteration, and is measured a little longer than it."""
-    played = Run(RateTuner(FrequencyPolicy(max_overhead=0.035)), costs=Costs(stall_s=stall_s))
-    played.iteration_s = iteration_s
-    for step in range(60):
-        played.boundary_s = held_s[step % len(held_s)]
-        played.stall_s += 1.1e-6  # in no iteration
-        played.iterate(extra_s=-1.1e-6)
-        played.decide()
-        require_sense(played.tuner)

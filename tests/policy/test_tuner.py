@@ -45,6 +45,7 @@ class TestTheFirstPlan:
         self,
     ) -> None:
         played = run()
+        assert played.tuner.measured_overhead is None
         assert played.play(30, extra_s=lambda step: 100.0 if step < 2 else 0.0)[0] == 3
         assert played.tuner.iteration_s == pytest.approx(1.0)
 
@@ -320,40 +321,26 @@ class TestRhythms:
         assert all(sum(steps[i : i + 4]) == 13 for i in range(len(steps) - 3))
 
 
-class TestOutliers:
-    @pytest.mark.parametrize(("slow_part", "slow_s"), [(0.005, 30.0), (0.05, 10.0)])
-    def test_rare_slow_iterations_of_a_plain_loop_do_not_hide_what_checkpoints_cost(
-        self, slow_part: float, slow_s: float
-    ) -> None:
-        """Each checkpoint slows training by 0.5 s: that alone keeps the interval near 10."""
-        chance = random.Random(1)
-        played = run(Costs(stall_s=0.0, slow_s=0.5))
-        for _ in range(6000):
-            played.iterate(extra_s=slow_s if chance.random() < slow_part else 0.0)
-            played.decide()
-        assert played.true_overhead <= 0.06  # what three outliers hide
-        claimed = played.tuner.measured_overhead
-        assert claimed is not None
-        assert 0.015 <= claimed <= 0.05
-
-
 class TestComparisons:
-    def test_a_change_of_the_machine_under_a_checkpoint_is_not_its_cost(self) -> None:
+    @pytest.mark.parametrize(
+        ("paired", "least_s", "most_s"),
+        [(True, 0.5, 0.5 + 3 * 0.25), (False, 0.5 + 3 * 0.5, INF)],
+        ids=["half way between before and after, or less", "by the time of all"],
+    )
+    def test_a_change_of_the_machine_under_a_checkpoint_is_not_its_cost(
+        self, paired: bool, least_s: float, most_s: float
+    ) -> None:
         """Iterations become half as long again just when it begins, and stay so."""
-        paired, unpaired = run(), Run(RateTuner(FrequencyPolicy(max_overhead=0.05), paired=False))
-        added_s = []
-        for played in (paired, unpaired):
-            played.play(300)
-            while played.tuner._charges._open or played.tuner.balance_s < 0.5:
-                played.iterate()
-            spent_s = played.tuner.overhead_s
-            played.take(is_periodic=True)
-            played.iteration_s = 1.5
-            for _ in range(12):
-                played.iterate()
-            added_s.append(played.tuner.overhead_s - spent_s)
-        assert 0.5 <= added_s[0] <= 0.5 + 3 * 0.25  # half way between before and after, or less
-        assert added_s[1] >= 0.5 + 3 * 0.5
+        played = Run(RateTuner(FrequencyPolicy(max_overhead=0.05), paired=paired))
+        played.play(300)
+        while played.tuner._charges._open or played.tuner.balance_s < 0.5:
+            played.iterate()
+        spent_s = played.tuner.overhead_s
+        played.take(is_periodic=True)
+        played.iteration_s = 1.5
+        for _ in range(12):
+            played.iterate()
+        assert least_s <= played.tuner.overhead_s - spent_s <= most_s
 
 
 class TestTheIterationTime:
@@ -374,16 +361,6 @@ class TestTheIterationTime:
         assert 4 * 5 <= measuring + 2 * 5 <= 6 * 8
         assert len(played.taken) > 400
 
-    def test_a_short_last_batch_does_not_contradict_t(self) -> None:
-        played = run(Costs(stall_s=0.0, durable_s=0.09))
-        played.play(100)
-        played.told.clear()
-        for step in range(1, 40):
-            is_last = step % 10 == 0
-            played.iterate(is_regular=not is_last, extra_s=-0.9 if is_last else 0.0)
-            played.decide()
-        assert played.told[Verdict.MEASURING] == 0
-
     def test_validation_is_neither_clean_nor_charged_beyond_its_stall(self) -> None:
         played = run(Costs(stall_s=0.5))
         played.play(100)
@@ -396,14 +373,6 @@ class TestTheIterationTime:
         assert played.tuner.overhead_s == pytest.approx(spent_s + 0.5)
         played.iterate(is_regular=False, extra_s=60.0)
         assert played.tuner.profile() == before
-
-    def test_a_systematic_slowdown_however_large_is_charged(self) -> None:
-        played = run(Costs(stall_s=0.0, durable_s=0.5, slowdown=9.0))
-        played.play(3000)
-        assert 162 <= interval(played) <= 230  # two of the first are not charged in full
-        profile = played.tuner.profile()
-        assert profile is not None
-        assert profile.cost_s == pytest.approx(9.0, rel=0.1)
 
 
 class TestBadSamples:
@@ -485,23 +454,6 @@ class TestStatic:
         assert [*range(steps[0], 600, 10)] == steps
         assert played.told[Verdict.NO_BUDGET] == played.told[Verdict.MEASURING] == 0
 
-    def test_a_plan_that_changes_the_place_is_made_a_second_time(self) -> None:
-        played = run(Costs(stall_s=2.0, copy_s=2.5, durable_s=3.5), dynamic=False)
-        played.tuner.free_device_bytes = 5000
-        played.play(20)
-        first = played.tuner.plan
-        assert first is not None
-        assert (first.place, first.interval_steps) == (SnapshotPlace.DEVICE, 40)
-        played.costs = Costs(stall_s=0.1, copy_s=2.5, durable_s=3.5, device_copy_s=0.1)
-        played.play(60)
-        second = played.tuner.plan
-        assert second is not None
-        assert (second.place, second.interval_steps) == (SnapshotPlace.DEVICE, 3)  # 2.5 / 1
-        played.costs = Costs(stall_s=9.0, copy_s=2.5, durable_s=3.5, device_copy_s=9.0)
-        played.tuner.free_device_bytes = 0
-        played.play(200)
-        assert played.tuner.plan is second
-
     def test_a_wrong_cached_plan_is_replaced_once(self) -> None:
         cached = replace(CACHED, cost_s=50.0, cost_upper_s=60.0)
         played = run(Costs(stall_s=0.5), dynamic=False, cached=cached)
@@ -569,8 +521,9 @@ class TestManyRanks:
         assert played.play(told - played.step - 1) == []
         assert played.play(2) in ([told], [told + 1])  # every fourth interval is a step longer
 
-    def test_higher_costs_on_a_different_rank_make_the_interval_longer(self) -> None:
-        played = run()
+    @pytest.mark.parametrize("dynamic", [True, False])
+    def test_higher_costs_on_a_different_rank_make_the_interval_longer(self, dynamic: bool) -> None:
+        played = run(dynamic=dynamic)
         played.play(60)
         alone = interval(played)
         assert played.tuner.iteration_s == 1.0
@@ -581,4 +534,5 @@ class TestManyRanks:
         )
         played.play(100)
         assert interval(played) > 2 * alone
+        assert played.tuner.next_due_step(played.step) - played.taken[-1] > 2 * alone
         assert played.tuner.profile() != played.tuner.own_profile()
