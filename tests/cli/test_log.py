@@ -10,10 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,12 +100,6 @@ def test_events_are_told_run_by_run(tmp_path: Path, capsys: Capture) -> None:
     ]
 
 
-def test_a_time_that_is_no_date_is_told_as_unknown(tmp_path: Path, capsys: Capture) -> None:
-    stop = event("stop", 1, 0.0, signal="SIGTERM")
-    written(tmp_path, [{**stop, "time_unix_s": at_s} for at_s in (10**400, -1e300)])
-    assert told(capsys, tmp_path) == ["  ?  asked to stop at step 1: SIGTERM"] * 2
-
-
 def test_all_checkpoints_and_the_last_runs_alone(tmp_path: Path, capsys: Capture) -> None:
     lines = told(capsys, written(tmp_path, STORY), "--all", "--last", "1")
     assert lines[0] == "run 2"
@@ -145,27 +136,6 @@ def test_every_kind_has_a_sentence(tmp_path: Path, capsys: Capture) -> None:
     assert [line for line in lines if "{" in line] == []
 
 
-def test_events_of_strangers_neither_stop_it_nor_control_the_terminal(
-    tmp_path: Path, capsys: Capture
-) -> None:
-    hostile = "x\x1b[2J\n\u202e"
-    lines = [
-        *('{"kind": 5, "step": "x"}', "[]", "{", "nul", '{"kind": "plan"}'),
-        json.dumps(event("failed", 3, 1.0, error=hostile, why={"a": [hostile]})),
-        json.dumps(event(hostile, 3, 1.0, **{hostile: hostile})),
-        json.dumps(event("committed", 3, 1.0, num_bytes="many", stall_s=-1, costs=[])),
-        json.dumps(event("pruned", 3, 1.0, steps=[hostile])),
-        json.dumps(event("restored", 3, 2.0, steps_lost=1e300, source=[])),
-        json.dumps({**event("notice", 3, 2.0, text=hostile), "time_unix_s": hostile}),
-    ]
-    (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n")
-    for options in ([], ["--json"], ["--all"]):
-        assert main(["log", str(tmp_path), *options]) == 0
-        text = capsys.readouterr().out
-        assert [c for c in text if not c.isprintable() and c != "\n"] == [], options
-    assert "NOT saved" in text
-
-
 def test_what_is_added_is_told_while_it_follows(tmp_path: Path) -> None:
     written(tmp_path, STORY[:3])
     command = [sys.executable, "-u", "-m", "checkfreq.cli", "log", "--follow", str(tmp_path)]
@@ -182,19 +152,3 @@ def test_what_is_added_is_told_while_it_follows(tmp_path: Path) -> None:
         following.send_signal(signal.SIGINT)
         assert following.wait(60) == 130
         assert following.stderr.read() == "checkfreq: interrupted\n"
-
-
-def test_the_story_of_real_runs(tmp_path: Path, capsys: Capture) -> None:
-    for _ in range(2):
-        model = nn.Linear(2, 2)
-        chk = CFCheckpoint(model=model)
-        with CFManager(tmp_path / "chk", chk, mode=CFMode.MANUAL, chk_freq=0) as manager:
-            manager.restore()
-            for _ in range(2):
-                model(torch.ones(1, 2)).sum().backward()
-                manager.step()
-            manager.save(wait=True)
-    lines = told(capsys, tmp_path / "chk")
-    assert {"run 1", "run 2"} <= {*lines}
-    assert any(line.startswith("training goes on from step 2 (directory)") for line in lines)
-    assert any(line.startswith("step 4 saved (requested): ") for line in lines)
