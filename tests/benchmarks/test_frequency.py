@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 import torch
 
 from benchmarks.frequency.saver_arm import Attached, SaverArm
@@ -49,16 +48,6 @@ class FakeSaver:
         return Saved(0.1)
 
 
-class FakeClock:
-    """Stands still, but where it is moved."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 class FakeLoop:
     """An update is all that there is to an iteration."""
 
@@ -96,45 +85,6 @@ def test_a_peers_save_is_waited_for_before_its_next_and_at_the_end_of_a_window()
     passed = ["save", "iterate", "boundary", "iterate"]
     assert events == [*passed, "finish", *passed, *["boundary", "iterate"] * 2, "finish"]
     assert (found.covered, found.iterations) == (4, 6)
-
-
-def test_who_queues_saves_while_the_last_is_on_its_way() -> None:
-    events, found = window(queues=True, boundaries=2, interval=1, length=2)
-    tail = ["boundary", "iterate"] * 2
-    assert events == ["save", "iterate", "save", "iterate", *tail, "finish"]
-    assert (found.covered, found.iterations) == (2, 4)
-
-
-class Slow(FakeSaver):
-    """On a clock: a call of 3 s, an update that waits for 2 s, 100 s to finish, 30 for removal."""
-
-    def __init__(self, clock: FakeClock) -> None:
-        super().__init__([], boundaries=0)
-        self._clock = clock
-
-    def boundary(self, *, save: bool) -> None:
-        super().boundary(save=save)
-        self._clock.now_s += 3.0 if save else 0.0
-
-    @contextlib.contextmanager
-    def updating(self) -> Iterator[None]:
-        self._clock.now_s += 2.0
-        yield
-
-    def finish(self) -> Saved:
-        self._clock.now_s += 100.0
-        return Saved(71.0, removal_s=30.0)
-
-
-@pytest.mark.parametrize(("synced", "seconds"), [(True, 2 * 75.0), (False, 2 * 5.0)])
-def test_a_peer_waits_for_its_save_but_its_removal_and_our_sync_are_not_its_cost(
-    synced: bool, seconds: float
-) -> None:
-    clock, loop = FakeClock(), FakeLoop([])
-    peer = Peer("fake", lambda folder, training: Slow(clock), (), synced=synced)
-    attached = Attached(loop, peer, Path(), queues=False, clock=clock)
-    assert SaverArm(loop, attached, interval=1, length=2).window().seconds == seconds
-    assert attached.saved == [(Saved(71.0, removal_s=30.0), 5.0)] * 2
 
 
 def test_it_prints_costs_equal_intervals_policies_and_the_target(tmp_path: Path) -> None:
