@@ -12,8 +12,6 @@ from benchmarks.frequency.saver_arm import Attached, SaverArm
 from benchmarks.peers import OURS, Peer, Saved, Training
 from tests.benchmarks.test_benchmarks_run import TINY_WINDOWS, lines_of
 
-#: Runs what users have beside us: large frameworks (`make test-more`).
-
 PEER = "torch.save, synced"
 
 

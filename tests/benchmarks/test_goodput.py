@@ -42,9 +42,6 @@ def values(setting: Setting) -> dict[str, float]:
     return {name: figure.value for name, figure in setting.figures.items()}
 
 
-# Where figures come from
-
-
 # What is simulated
 
 

@@ -1,4 +1,4 @@
-"""Interruptions: their schedule, what restarts cost, a real kill, and a table that says no."""
+"""Interruptions: what restarts cost, and a real kill."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.interruptions import plot as plot
 from benchmarks.interruptions.restarts import (
     BASE,
     Restart,

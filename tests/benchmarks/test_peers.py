@@ -18,8 +18,6 @@ from torch import nn
 from benchmarks.peers import OURS, PEERS, Peer, Saver, Training, installed
 from tests.fork_server import FORK_SERVER
 
-#: Runs what users have beside us: large frameworks (`make test-more`).
-
 LIMIT_S = 400.0
 #: What syncs in a process of its own.
 ELSEWHERE = {OURS, "dcp.async_save, process", "dcp.async_save, process, aside"}

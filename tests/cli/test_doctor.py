@@ -72,9 +72,6 @@ def test_a_directory_that_all_may_write_to_is_a_warning(tmp_path: Path) -> None:
     assert "chmod o-w" in found.mend
 
 
-# ---- memory, processors, versions
-
-
 # ---- accelerators
 
 
@@ -91,12 +88,6 @@ def test_memory_that_cannot_be_pinned_is_a_warning_with_what_is_known() -> None:
     assert found.status is Status.WARNING
     assert found.found == "cannot pin 1.0 MiB: cudaHostRegister returned error 801"
     assert "does not pin memory that it did not allocate" in found.mend
-
-
-# ---- SLURM
-
-
-# ---- an object store
 
 
 # ---- findings and the page

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from checkfreq.cli import main
+from tests.cli.golden import compare
 
 ROOT = Path(__file__).resolve().parents[2]
 START_S = 1_790_000_000.0
@@ -76,28 +77,7 @@ def told(capsys: Capture, *argv: object) -> list[str]:
 
 
 def test_events_are_told_run_by_run(tmp_path: Path, capsys: Capture) -> None:
-    assert told(capsys, written(tmp_path, STORY)) == [
-        "run 1",
-        "training begins at step 0 on node-a, 4 ranks; checkpoints may add 3.5 %",
-        "step 10 saved (periodic): 3.0 MiB, 1.0 MiB of them linked, written in 2.5 s, training "
-        "held 12.5 ms",
-        "from step 12 on checkpoints every 40 iterations: bound by the overhead budget",
-        "from step 30 on checkpoints every 80 iterations: bound by the overhead budget; it was "
-        "every 40: a checkpoint adds 1 s instead of 500 ms",
-        "4 checkpoints saved, steps 40 to 160: 8.0 MiB, training held 50 ms in all; 1 put off; "
-        "2 removed",
-        "step 200 NOT saved: No space left",
-        "",
-        "run 2",
-        "training goes on from step 120 (directory); newer ones did not validate, 40 step(s) "
-        "back; lost: about 110 iterations (90 to 130), 56.1 s of work; 3 min since the last "
-        "sign of the run before",
-        "step 160 set aside in quarantine/: digest of tensor w",
-        "surprise (step 121): size=7",
-        "step 121 saved (requested): 3.0 MiB, 1.0 MiB of them linked, written in 2.5 s, training "
-        "held 12.5 ms",
-        "at step 121 the run ended: finished",
-    ]
+    compare("log", told(capsys, written(tmp_path, STORY)))
 
 
 def test_all_checkpoints_and_the_last_runs_alone(tmp_path: Path, capsys: Capture) -> None:
@@ -116,11 +96,7 @@ def test_json_is_every_event_with_its_run_and_what_is_told(tmp_path: Path, capsy
     assert [row["kind"] for row in rows] == [one["kind"] for one in STORY]
     assert {row["run"] for row in rows[:11]} == {1}
     assert {row["run"] for row in rows[11:]} == {2}
-    assert rows[10] == {
-        **STORY[10],
-        "run": 1,
-        "told": "step 200 NOT saved: No space left",
-    }
+    assert rows[10] == {**STORY[10], "run": 1, "told": "step 200 NOT saved: No space left"}
 
 
 def test_every_kind_has_a_sentence(tmp_path: Path, capsys: Capture) -> None:

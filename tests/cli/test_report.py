@@ -1,4 +1,4 @@
-"""``checkfreq report``: the page, the PNG files, the JSON."""
+"""``checkfreq report``: the page, the JSON, and where neither is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``checkfreq simulate``: of given costs, of a cluster, of a recorded run; and what it refuses."""
+"""``checkfreq simulate``: of clusters, of a recorded run; and what it refuses."""
 
 from __future__ import annotations
 
@@ -34,9 +34,6 @@ def test_it_prints_a_line_for_each_size_and_arm(capsys: Capture) -> None:
     assert lines[7].split()[:7] == ["100000", "17.7", "min", "bound", "29", "29.0", "s"]
     assert "of the work done" in notes
     assert "*:" not in notes
-
-
-# ---- a cluster
 
 
 # ---- a recorded run

@@ -1,4 +1,4 @@
-"""What is measured, what is not, and what is logged, on a clock that only the test moves."""
+"""What is measured and what is not, on a clock that only the test moves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No measurement may end a training run: noise, clocks that jump, empty iterations."""
+"""No measurement may end a training run: noise, clocks that jump."""
 
 from __future__ import annotations
 

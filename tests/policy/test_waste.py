@@ -1,4 +1,4 @@
-"""Optimal intervals in closed form, against hand-computed values and a numeric search."""
+"""Optimal intervals in closed form, against hand-computed values."""
 
 from __future__ import annotations
 

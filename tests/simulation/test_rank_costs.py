@@ -1,4 +1,4 @@
-"""What ranks cost one another: files of measured points, and meetings as a real run spaces them."""
+"""What ranks cost one another: the points of the package are those that were measured."""
 
 from __future__ import annotations
 
