@@ -1,88 +1,13 @@
-"""Windows of any saver, event by event; and the benchmark itself, at toy size."""
+"""The comparison of how often savers can save, at toy size."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
-from benchmarks.frequency.saver_arm import Attached, SaverArm
-from benchmarks.peers import OURS, Peer, Saved, Training
+from benchmarks.peers import OURS
 from tests.benchmarks.test_benchmarks_run import TINY_WINDOWS, lines_of
 
 PEER = "torch.save, synced"
-
-
-class FakeSaver:
-    """Durable so many boundaries after a save; notes what happens to it."""
-
-    def __init__(self, events: list[str], *, boundaries: int) -> None:
-        self._events, self._boundaries, self._left = events, boundaries, 0
-
-    def boundary(self, *, save: bool) -> None:
-        self._left = self._boundaries if save else max(0, self._left - 1)
-        self._events.append("save" if save else "boundary")
-
-    @contextlib.contextmanager
-    def updating(self) -> Iterator[None]:
-        self._events.append("enter")
-        yield
-        self._events.append("leave")
-
-    def is_durable(self) -> bool:
-        return self._left == 0
-
-    def is_quiet(self) -> bool:
-        return self.is_durable()
-
-    def close(self) -> None:
-        self._events.append("close")
-
-    def finish(self) -> Saved:
-        self._left = 0
-        self._events.append("finish")
-        return Saved(0.1)
-
-
-class FakeLoop:
-    """An update is all that there is to an iteration."""
-
-    def __init__(self, events: list[str]) -> None:
-        self.model = torch.nn.Linear(1, 1)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self._events = events
-
-    def iterate(self) -> None:
-        self.optimizer.step()
-        self._events.append("iterate")
-
-    def synchronize(self) -> None:
-        pass
-
-
-def window(
-    *, queues: bool, boundaries: int, interval: int, length: int
-) -> tuple[list[str], object]:
-    events: list[str] = []
-    loop = FakeLoop(events)
-
-    def make(folder: Path, training: Training) -> FakeSaver:
-        return FakeSaver(events, boundaries=boundaries)
-
-    attached = Attached(loop, Peer("fake", make, (), synced=True), Path(), queues=queues)
-    found = SaverArm(loop, attached, interval=interval, length=length).window()
-    loop.iterate()
-    assert events.pop() == "iterate"  # and nothing is attached to the update any more
-    return [event for event in events if event not in ("enter", "leave")], found
-
-
-def test_a_peers_save_is_waited_for_before_its_next_and_at_the_end_of_a_window() -> None:
-    events, found = window(queues=False, boundaries=3, interval=2, length=3)
-    passed = ["save", "iterate", "boundary", "iterate"]
-    assert events == [*passed, "finish", *passed, *["boundary", "iterate"] * 2, "finish"]
-    assert (found.covered, found.iterations) == (4, 6)
 
 
 def test_it_prints_costs_equal_intervals_policies_and_the_target(tmp_path: Path) -> None:

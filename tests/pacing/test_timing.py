@@ -36,31 +36,25 @@ class Instant:
 
 
 class Timeline:
-    """A device whose streams work off kernels of known length, in the clock's true time."""
+    """A device whose stream works off kernels of known length, in the clock's true time."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.capturing = False
-        self.idle_from_s = {"first": 0.0}
-        self.stream = "first"
+        self.idle_from_s = 0.0
         self.num_recorded = 0
         self.drift = 0.0
 
     def launch(self, seconds: float) -> None:
-        """Queue a kernel on the current stream."""
-        self.idle_from_s[self.stream] = self._end_s() + seconds
-
-    def use_stream(self, name: str) -> None:
-        """A stream ordered after nothing."""
-        self.idle_from_s.setdefault(name, 0.0)
-        self.stream = name
+        """Queue a kernel."""
+        self.idle_from_s = self._end_s() + seconds
 
     def _end_s(self) -> float:
-        return max(self.idle_from_s[self.stream], self.clock())
+        return max(self.idle_from_s, self.clock())
 
     def current_stream(self, device: torch.device) -> str:
         assert device == CUDA
-        return self.stream
+        return "the only one"
 
     def record(self, stream: str) -> Instant:
         assert not self.capturing
@@ -166,21 +160,6 @@ def test_nothing_is_recorded_or_asked_during_a_capture() -> None:
 
     assert timer.finished() == [Span(1000.0, 1001.0, 1002.0), Span(1002.0, None, 1003.0)]
     assert timeline.num_recorded == 2
-
-
-def test_streams_that_are_not_ordered_give_no_negative_times() -> None:
-    timer, timeline, clock = device_timer()
-    timer.mark_boundary()
-    timeline.launch(5.0)
-    timer.mark_boundary()
-    timeline.use_stream("second")
-    timeline.launch(1.0)
-    timer.mark_boundary()  # happens before the one before it
-    timeline.launch(7.0)
-    timer.mark_boundary()
-    clock.now_s += 10.0
-
-    assert durations(timer.finished()) == approx(5.0, 0.0, 3.0)
 
 
 @pytest.mark.parametrize("capturing", [False, True])
