@@ -107,11 +107,11 @@ def server(live: Live) -> Iterator[WatchServer]:
 
 
 def ask(
-    server: WatchServer, name: str, *, host: str = "", method: str = "GET", root: str | None = None
+    server: WatchServer, name: str, *, host: str = "", root: str | None = None
 ) -> tuple[int, str, str]:
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
     path = (urlsplit(server.url).path if root is None else root) + name
-    connection.request(method, path, headers={"Host": host} if host else {})
+    connection.request("GET", path, headers={"Host": host} if host else {})
     answer = connection.getresponse()
     found = answer.status, answer.headers["Content-Type"], answer.read().decode()
     connection.close()

@@ -101,6 +101,12 @@ def test_time_far_above_t_is_not_charged_until_it_is_usual() -> None:
     assert [charge.uncharged_s for charge in found] == [17, 17, 0]
 
 
+def test_only_the_first_end_of_one_in_flight_counts() -> None:
+    charges = begun((0.0, 1.0))
+    assert not charges.end("a", end_s=2.0, measured=None)
+    assert not charges.end("unknown", end_s=2.0, measured=None)
+
+
 class TestOutliers:
     @staticmethod
     def charge(uncharged_s: float = 0.0, *, num_touched: float = 3.0) -> Charge:
@@ -113,3 +119,9 @@ class TestOutliers:
         for over_s in (*[0.0] * 9, 10.0):
             outliers.add_clean(over_s)  # 1 s each, on average
         assert [outliers.add(self.charge(30.0)) for _ in range(3)] == [0, 0, 90 - 9]
+
+    def test_much_more_is_more_than_three_times(self) -> None:
+        for uncharged_s, owed_s in ((9.0, 0.0), (9.5, 3 * 9.5 - 9)):
+            outliers = Outliers()
+            outliers.add_clean(1.0)
+            assert [outliers.add(self.charge(uncharged_s)) for _ in range(3)] == [0, 0, owed_s]

@@ -66,6 +66,7 @@ def test_the_distance_at_most_doubles_from_one_meeting_to_the_next() -> None:
 def test_a_meeting_that_waited_for_a_busy_rank_is_not_typical_and_is_charged_in_part() -> None:
     schedule = met(0.001, 0.001, 0.001)
     assert schedule.met(50.0) == 0.004
+    assert schedule.met(-1.0) == 0.0  # is ignored
     assert schedule.cost_s == 0.001
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from checkfreq.policy.frequency import FrequencyPolicy, Reason
 from checkfreq.policy.profile import Profile
-from checkfreq.policy.tuner import Iteration, Measured, RateTuner, Verdict
+from checkfreq.policy.tuner import PROFILE_ITERATIONS, Iteration, Measured, RateTuner, Verdict
 from checkfreq.types import SnapshotPlace
 from tests.policy.runs import CACHED, Costs, Run
 
@@ -76,6 +76,14 @@ class TestTheFirstPlan:
         played.play(1000)
         assert played.tuner.overhead_s <= 0.05 * played.tuner.productive_s + 5.0
         assert 8 <= len(played.taken) <= 11
+
+    def test_a_slow_first_checkpoint_is_late_after_ten_iterations(self) -> None:
+        played = run()
+        played.never_ends = True
+        assert played.play(3 + PROFILE_ITERATIONS) == [3]
+        assert played.told[Verdict.LATE] == 0
+        assert not played.play(5)
+        assert played.told[Verdict.LATE] == 5
 
     def test_a_run_of_epochs_so_short_that_no_iteration_is_regular_is_profiled(self) -> None:
         played = run()
