@@ -25,6 +25,7 @@ from checkfreq.state.capture import capture
 from checkfreq.state.collector import LocalState
 from checkfreq.types import Role
 from tests.acceptance.ranks import Life, Rank, run, run_well
+from tests.ranks import tiny
 from tests.ranks.test_meetings import on_ranks
 from tests.ranks.tiny import config
 
@@ -204,15 +205,6 @@ def mixed(rank: Rank) -> dict[str, Any]:
     return {**rounded(rank), **named, "seen": {"batches": rank.rank}}
 
 
-class Warnings(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
 SCENARIOS: dict[str, tuple[Callable[[Rank], dict[str, Any]], dict[str, Any]]] = {
     "stages": (stages, {}),
     "unasked": (stages, {"rng": False}),  # all is rank 0's to write
@@ -243,7 +235,7 @@ def test_directories_that_hold_different_weights_are_noticed_at_a_restore(tmp_pa
 
 def compare_all(rank: Rank) -> None:
     """Each scenario in a directory of its own: two checkpoints, or what was raised."""
-    heard = Warnings()
+    heard = tiny.Warnings()
     logging.getLogger("checkfreq").addHandler(heard)
     for name, (make, options) in SCENARIOS.items():
         heard.texts.clear()

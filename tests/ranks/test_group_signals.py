@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from iterators import CFIterator
@@ -36,13 +36,6 @@ class Numbers(torch.utils.data.Dataset[torch.Tensor]):
         return torch.full((2,), float(index % 7))
 
 
-class Stream(IterableDataset[torch.Tensor]):
-    """The same, one after the other."""
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return (torch.full((2,), float(index % 7)) for index in range(NUM_BATCHES))
-
-
 class Opaque:
     """An iterable that nothing is known of."""
 
@@ -56,7 +49,7 @@ class Opaque:
 def batches_of(rank: Rank, manager: CFManager) -> Iterable[torch.Tensor]:
     """The loop's batches, as the setting says."""
     kind = rank.settings["loader"]
-    loader = DataLoader(Stream() if kind == "iterable" else Numbers(), 1, num_workers=2)
+    loader = DataLoader(Numbers(), 1, num_workers=2)
     if kind == "no iterator":
         return _with_steps(loader, manager)
     if kind == "opaque":
@@ -103,20 +96,19 @@ def lose_workers() -> None:
         noticed.set()
 
 
-def stopped(folder: Path, world: int = 1, number: int = signal.SIGTERM, **settings: Any) -> Any:
+def stopped(folder: Path, world: int = 1, **settings: Any) -> Any:
     """Signal the process group of each rank in the midst of training; how all ended."""
     with Ranks(Life(train, folder, world, settings=settings, store="agent")) as ranks:
         ranks.read_until(lambda: all(len(one.all("updated")) >= 5 for one in ranks.heard))
         for rank in range(world):
-            os.killpg(ranks.pid(rank), number)
+            os.killpg(ranks.pid(rank), signal.SIGTERM)
         return ranks.finish()
 
 
-@pytest.mark.parametrize(("loader", "world"), [("map-style", 1), ("iterable", 2)])
 def test_a_signal_to_the_process_group_stops_with_a_checkpoint_of_the_last_boundary(
-    loader: str, world: int, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    heard = stopped(tmp_path, world, loader=loader)
+    heard = stopped(tmp_path, 2, loader="map-style")
     for one in heard:
         assert one.failure is not None
         assert one.failure.kind == "TrainingStopped", one.failure.trace
@@ -133,11 +125,10 @@ def test_other_loaders_whose_workers_die_of_the_signal_do_not_end_the_run_by_an_
     assert step >= 5
 
 
-@pytest.mark.parametrize("loader", [pytest.param("opaque", marks=pytest.mark.more), "no iterator"])
 def test_workers_that_die_of_the_signal_before_it_comes_to_the_trainer_are_no_error_either(
-    loader: str, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
-    settings = {"loader": loader, "is_late": True, "chk_freq": 1}
+    settings = {"loader": "no iterator", "is_late": True, "chk_freq": 1}
     with Ranks(Life(train, tmp_path, 1, settings=settings)) as ranks:
         (one,) = ranks.finish()
     assert one.failure is not None

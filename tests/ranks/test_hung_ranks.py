@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +13,6 @@ from tests.patience import slowness
 from tests.ranks import tiny
 
 pytestmark = [pytest.mark.dist, pytest.mark.crash]
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def hangs_in(rank: Rank) -> None:
@@ -62,45 +58,3 @@ def test_a_rank_0_that_hangs_with_its_store_is_named_with_the_phase_by_all_other
         assert (one.failure.kind, one.failure.ranks) == ("RankError", (0,)), one.failure.trace
         assert one.failure.phase == phase
         assert "rank 0 did not come" in one.failure.text
-
-
-ENDING = """
-import os, signal, subprocess, sys, time
-import torch.distributed as dist
-from checkfreq.ranks import store_thread
-
-keeper = subprocess.Popen([sys.executable, "-c", '''
-import time
-import torch.distributed as dist
-store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(store.port, flush=True)
-time.sleep(600)
-'''], stdout=subprocess.PIPE, text=True)
-store = dist.TCPStore("127.0.0.1", int(keeper.stdout.readline()), is_master=False)
-
-class Last:  # what is torn down last of all: by then the keeper is killed
-    def __del__(self, kill=os.kill, sleep=time.sleep, pid=keeper.pid):
-        kill(pid, 9)
-        sleep(0.5)
-
-sys.last = Last()
-asking, cloning = store_thread.StoreThread(), store_thread.StoreThread()
-clone = asking.clone(store, timeout_s=60.0)
-os.kill(keeper.pid, signal.SIGSTOP)
-os.waitpid(keeper.pid, os.WUNTRACED)  # until it has stopped: it may be answering still
-for call in (
-    lambda: asking.call(lambda is_wanted: clone.check(["a"]), patience_s=lambda: 0.0),
-    lambda: cloning.clone(store, timeout_s=0.0),
-):
-    try:
-        call()
-    except store_thread.SilentStore:
-        print("silent", flush=True)
-"""
-
-
-@pytest.mark.more
-def test_a_process_that_gave_up_a_store_ends_well_even_if_that_dies_meanwhile() -> None:
-    command = [sys.executable, "-W", "ignore", "-c", ENDING]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
-    assert (done.stdout, done.returncode) == ("silent\nsilent\n", 0), done.stderr

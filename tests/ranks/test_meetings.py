@@ -50,22 +50,6 @@ def test_words_that_are_joined_on_the_way_arrive_as_if_rank_0_heard_each(world: 
     assert heard == [[[[rank, n] for rank in range(world)] for n in range(3)]] * world
 
 
-def test_no_rank_reads_more_words_than_the_fan_in_and_its_own() -> None:
-    joined: dict[int, int] = {}
-
-    def act(meetings: Meetings) -> Any:
-        def join(words: Any) -> Any:
-            joined[meetings.rank] = len(words)
-            return sum(words)
-
-        return meetings.meet("m", 1, merge=Merge(lambda rank, said: said, join, lambda n: n))
-
-    assert on_ranks(*[act] * 40, fan_in=3) == [40] * 40
-    assert max(joined.values()) == 1 + 3
-    tree = Tree(40, fan_in=3)
-    assert joined.keys() == {rank for rank in range(40) if tree.node(rank).children}
-
-
 def test_old_words_are_removed_from_the_store() -> None:
     store = dist.HashStore()
 
@@ -166,6 +150,14 @@ def test_a_rank_that_was_told_to_stop_waits_for_no_lost_one_for_long() -> None:
         meetings.meet("step", None, merge=said_by_each)
 
 
+def test_a_rank_far_down_in_a_different_call_is_told_so() -> None:
+    acts = [say(1, "save at step 3" if rank in (5, 6, 8) else "step 4") for rank in range(9)]
+    for error in on_ranks(*acts, fan_in=2):
+        assert isinstance(error, RankError)
+        assert error.ranks == (5, 6, 8)
+        assert "rank 0 is in step 4, ranks 5, 6, 8 are in save at step 3" in str(error)
+
+
 def test_a_rank_that_leaves_ends_the_next_meeting_at_once_with_its_reason() -> None:
     def leaves(meetings: Meetings) -> None:
         meetings.meet("step", None, merge=said_by_each)
@@ -244,21 +236,6 @@ def test_what_fails_on_one_rank_is_an_error_on_all_and_its_own_there() -> None:
         assert isinstance(error, RankError)
         assert error.ranks == (1,)
         assert str(error) == "wait() failed on rank 1: PersistError: disk full"
-
-
-def test_until_ends_when_it_is_true_on_all() -> None:
-    def act(meetings: Meetings) -> int:
-        asked = 0
-
-        def is_done(wait_s: float) -> bool:
-            nonlocal asked
-            asked += 1
-            return asked > meetings.rank
-
-        meetings.until("wait()", is_done, left_s=lambda waited_s: 60 - waited_s, what="it")
-        return asked
-
-    assert on_ranks(act, act, act) == [3, 3, 3]
 
 
 def test_until_names_the_ranks_that_wait_in_vain() -> None:

@@ -132,19 +132,3 @@ def test_the_files_of_a_rank_without_memory_are_read_from_the_disk(
     expect_same_bits(bits_of(before), after)
     assert after[0].last("worker") == before[0].last("worker")
     assert after[1].last("worker") != lost
-
-
-def test_damage_in_the_memory_of_one_rank_sends_all_to_the_disk(folder: Path, local: bool) -> None:
-    before = killed(life_in(folder, local))
-    offered(folder, local, 0).close()
-    with offered(folder, local, 1) as offer:
-        for snapshot in offer.body.snapshots:
-            for spec in snapshot.layout:
-                if spec.num_bytes > spec.header_bytes:
-                    at = spec.slot_offset + spec.header_bytes
-                    (byte,) = os.pread(offer.slot_fds[snapshot.slot], 1, at)
-                    os.pwrite(offer.slot_fds[snapshot.slot], bytes([byte ^ 1]), at)
-        newest = max(one.step for one in offer.body.snapshots)
-    after = run_well(life_in(folder, local, 1))
-    assert expect_same_bits(bits_of(before), after) == newest
-    assert [one.last("source") for one in after] == ["directory"] * WORLD

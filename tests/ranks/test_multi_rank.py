@@ -13,15 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq import CFMode
 from checkfreq.store.store import CheckpointStore
-from iterators import CFIterator, ResumableDataLoader
 from tests.acceptance.processes import verify_all
 from tests.acceptance.ranks import Heard, Life, Rank, Ranks, run, run_well
 from tests.ranks import tiny
-from tests.store.parsing import steps_parsed
 
 pytestmark = [pytest.mark.dist, pytest.mark.crash]
 
@@ -54,10 +51,8 @@ def every_call(rank: Rank) -> None:
 
 def rate(rank: Rank) -> None:
     """Metrics that are each rank's own, at a boundary and between two; only rank 0 pins."""
-    texts: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("checkfreq").addHandler(handler)
+    heard = tiny.Warnings()
+    logging.getLogger("checkfreq").addHandler(heard)
     with tiny.managed(rank, chk_freq=0) as (manager, job):
         manager.restore()
         for step in range(2):
@@ -67,7 +62,7 @@ def rate(rank: Rank) -> None:
                 manager.save(metrics=metrics, keep=rank.rank == 0)
             manager.step()
             manager.save(metrics=metrics)
-    rank.send("warned", texts)
+    rank.send("warned", heard.texts)
 
 
 def test_rank_0s_metrics_are_stored_in_every_directory_and_a_difference_is_said_once(
@@ -113,20 +108,6 @@ def train_and_tell(rank: Rank) -> None:
     rank.send("durable", manager.stats()["last_durable_step"])
 
 
-def restore_counting(rank: Rank) -> None:
-    """Say which commit records the trainer parses in a restore."""
-    with tiny.managed(rank) as (manager, _), steps_parsed() as steps:
-        manager.restore()
-        rank.send("parsed", sorted(steps))
-
-
-@pytest.mark.more
-def test_each_rank_parses_each_commit_record_once_in_a_restore(tmp_path: Path) -> None:
-    run_well(life(tiny.train, tmp_path, steps=3))
-    for one in run_well(Life(restore_counting, tmp_path, number=1)):
-        assert one.last("parsed") == [1, 2, 3]
-
-
 def test_a_stop_signal_to_one_rank_stops_all_at_the_same_step(tmp_path: Path) -> None:
     with Ranks(life(train_and_tell, tmp_path, config={"meet_every_s": 0.1})) as ranks:
         ranks.read_until(lambda: len(ranks.heard[0].all("boundary")) == 5)
@@ -157,50 +138,6 @@ def test_an_error_of_one_rank_ends_the_others_with_an_error_that_names_it(tmp_pa
 def failure_of(heard: Heard) -> Any:
     assert heard.failure is not None, heard
     return heard.failure
-
-
-def finish_early(rank: Rank) -> None:
-    """Early stopping after the first epoch of two batches."""
-    with tiny.managed(rank, chk_freq=0) as (manager, job):
-        loader = CFIterator(ResumableDataLoader(list(range(4)), 1), cf_manager=manager)
-        manager.restore()
-        for _ in loader.epochs(3):
-            for _batch in loader:
-                job.update(manager)
-            manager.finish()
-        rank.send("trained", manager.global_step, manager.update_attempts, manager.finished)
-
-
-@pytest.mark.more
-def test_a_finished_run_is_finished_on_all_ranks_if_all_directories_say_so(tmp_path: Path) -> None:
-    settings = {"local": True}
-    for one in run_well(Life(finish_early, tmp_path, settings=settings)):
-        assert one.last("trained") == (2, 4, True)
-    for one in run_well(Life(finish_early, tmp_path, number=1, settings=settings)):
-        assert one.last("trained") == (2, 0, True)
-    (tmp_path / "chk-1/marks.jsonl").unlink()  # as if it had been killed before it wrote that
-    for one in run_well(Life(finish_early, tmp_path, number=2, settings=settings)):
-        assert one.last("trained") == (4, 4, True)
-
-
-def own_nothing(rank: Rank) -> None:
-    """All that is tracked is the same on all ranks, and the first one writes it."""
-    table = {"table": torch.zeros(8)}
-    chk = CFCheckpoint(rng=False, table=table)
-    with CFManager(
-        rank.chk_dir, chk, mode=CFMode.MANUAL, chk_freq=0, config=tiny.config(rank)
-    ) as manager:
-        manager.restore()
-        with manager.updating():
-            table["table"] += 1
-        manager.step()
-        manager.save(wait=True)
-        rank.send("durable", manager.stats()["last_durable_step"])
-
-
-def test_a_rank_that_has_nothing_to_write_writes_its_part(tmp_path: Path) -> None:
-    heard = run_well(life(own_nothing, tmp_path))
-    assert [one.last("durable") for one in heard] == [1, 1]
 
 
 # ---- decisions
@@ -311,37 +248,6 @@ def test_checkpoints_go_on_once_a_failure_is_over(tmp_path: Path) -> None:
     (failed,) = [event for event in events if event["kind"] == "failed"]
     assert "rank 1 wrote no part" in failed["error"]
     assert "Input/output error" in failed["error"]
-
-
-def on_all(holds: bool) -> bool:
-    said = torch.tensor(int(holds))
-    dist.all_reduce(said, dist.ReduceOp.MIN)
-    return bool(said)
-
-
-def outlast(rank: Rank) -> None:
-    """Train with the defaults until storage works again; every rank sees the same."""
-    with tiny.managed(rank, chk_freq=1, tolerate_failures=None) as (manager, job):
-        manager.restore()
-        while not on_all(manager.stats()["num_committed"] >= 1):
-            job.update(manager)
-            manager.step()
-            manager.wait()
-    stats = manager.stats()
-    rank.send("outlasted", manager.global_step, stats["last_durable_step"])
-    rank.send("deferred", stats["num_deferred"], stats["num_failed"])
-
-
-@pytest.mark.more
-def test_storage_that_fails_on_one_rank_holds_checkpoints_back_on_all_until_it_works(
-    tmp_path: Path,
-) -> None:
-    script = "commit.mkdir:raise-EIO:1;commit.rename:raise-EIO:1"
-    heard = run_well(Life(outlast, tmp_path, settings={"local": True}, worker_faults={1: script}))
-    step, durable = heard[0].last("outlasted")
-    assert heard[1].last("outlasted") == (step, durable) == (step, step)
-    assert heard[0].last("deferred")[0] == heard[1].last("deferred")[0] >= 1
-    assert heard[1].last("deferred")[1] == 2
 
 
 def save_twice(rank: Rank) -> None:
