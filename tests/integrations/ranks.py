@@ -28,11 +28,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, Directory
 from checkfreq.integrations.dcp import CFStorageReader, CFStorageWriter
-from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.types import Role
 from tests.acceptance.ranks import Life, Rank, run_well
-from tests.integrations import parts
 from tests.integrations.support import same
 
 LIMIT_S = 240.0
@@ -134,12 +132,6 @@ def load_both_ways(chk_dir: Path) -> bool:
     return load_state(chk_dir, ways=0) and load_state(chk_dir, ways=1)
 
 
-def save_two_steps(chk_dir: Path) -> None:
-    """Steps 1 and 2."""
-    for step in (1, 2):
-        dcp.save({"n": step}, storage_writer=CFStorageWriter(chk_dir, step=step))
-
-
 # Training, sharded by FSDP2.
 
 
@@ -210,23 +202,15 @@ def load_training(
     return full_state(model, optimizer)
 
 
-def save_as_manager(chk_dir: Path, split: bool) -> dict[str, Any]:
-    """The same by capture, as a manager's ranks would; the whole state."""
+def save_as_manager(chk_dir: Path) -> dict[str, Any]:
+    """The same by a manager of these ranks; the whole state."""
     model, optimizer = sharded_model(0)
-    rank, world = dist.get_rank(), dist.get_world_size()
-    chk = CFCheckpoint(model=model, optimizer=optimizer, note={"rank": rank}, per_rank=("note",))
-    role = Role(rank, world, tuple(range(world)), split)
-    if rank == 0:
-        parts.begin(chk_dir, 1)
-    dist.barrier()
-    captured, files = parts.write_part(chk_dir, 1, chk, role)
-    everything: list[Any] = [None] * world
-    dist.all_gather_object(everything, (captured.objects, captured.rank_objects, files))
-    if rank == 0:
-        own = {number: part[1] for number, part in enumerate(everything)}
-        all_files = [file for part in everything for file in part[2]]
-        parts.commit(chk_dir, 1, everything[0][0], own, all_files)
-    dist.barrier()
+    note = {"rank": dist.get_rank()}
+    chk = CFCheckpoint(model=model, optimizer=optimizer, note=note, per_rank=("note",))
+    config = CFConfig(split_replicated=True, directory=Directory.SHARED)
+    with CFManager(chk_dir, chk, mode=CFMode.MANUAL, chk_freq=0, config=config) as manager:
+        manager.step()
+        manager.save(wait=True)
     return full_state(model, optimizer)
 
 
@@ -254,35 +238,26 @@ def save_in_background(chk_dir: Path, kind: str) -> bool:
     return same(whole(found), whole(state()))
 
 
-def failures(chk_dir: Path, kind: str) -> dict[int, str]:
-    """Errors by rank of a save or load that cannot succeed."""
-    rank = dist.get_rank()
-    try:
-        if kind == "steps":
-            dcp.save(state(), storage_writer=CFStorageWriter(chk_dir, step=1 + rank))
-        elif kind == "bad tensor":
-            wrong = {"a": torch.ones(2), "b": torch.ones(2).to_sparse() if rank else torch.ones(2)}
-            dcp.save(wrong, storage_writer=CFStorageWriter(chk_dir, step=1))
-        elif kind == "reads":
-            dcp.load({"n": 0}, storage_reader=CFStorageReader(chk_dir, 1 + rank, trust_pickle=True))
-        else:
-            dcp.load(emptied(state()), storage_reader=CFStorageReader(chk_dir, trust_pickle=True))
-    except CheckpointException as error:
-        return {r: f"{type(e).__name__}: {e}" for r, (e, _) in error.failures.items()}
-    return {}
+def save_different_steps(chk_dir: Path) -> dict[int, str]:
+    """Errors by rank of a save that cannot succeed."""
+    writer = CFStorageWriter(chk_dir, step=1 + dist.get_rank())
+    return failures_of(lambda: dcp.save(state(), storage_writer=writer))
 
 
 def save_after_a_failure(chk_dir: Path) -> list[dict[int, str]]:
     """A save that fails on rank 1 alone, then one that succeeds, whenever garbage is collected."""
     gc.disable()
-    first = failures(chk_dir, kind="bad tensor")
-    return [first, failures_of_save(chk_dir)]
+    wrong = {"a": torch.ones(2), "b": torch.ones(2)}
+    if dist.get_rank():
+        wrong["b"] = wrong["b"].to_sparse()
+    first = failures_of(lambda: dcp.save(wrong, storage_writer=CFStorageWriter(chk_dir, step=1)))
+    return [first, failures_of(lambda: save_state(chk_dir))]
 
 
-def failures_of_save(chk_dir: Path) -> dict[int, str]:
-    """Errors by rank of a plain save."""
+def failures_of(do: Callable[[], Any]) -> dict[int, str]:
+    """Errors by rank."""
     try:
-        save_state(chk_dir)
+        do()
     except CheckpointException as error:
-        return {r: str(e) for r, (e, _) in error.failures.items()}
+        return {r: f"{type(e).__name__}: {e}" for r, (e, _) in error.failures.items()}
     return {}
