@@ -56,48 +56,33 @@ def _act(rank: Rank) -> None:
 # State: the same numbers at every world size, divided in every way.
 
 
-def tensors(mesh: Any, *, ways: int) -> dict[str, Any]:
-    """DTensors of known content; ``ways`` picks how they are divided."""
-    whole = {
-        "rows": torch.arange(35.0).reshape(7, 5),  # no multiple of any world
-        "columns": torch.arange(40).reshape(4, 10),
-        "few": torch.arange(3, dtype=torch.bfloat16),  # fewer than ranks
-        "copied": torch.arange(6.0),
-        "scalar": torch.tensor(4.5),
-        "none": torch.empty(0, 3),
-    }
-    placements = {
-        "rows": Shard(0),
-        "columns": Shard(1),
-        "few": Shard(0),
-        "copied": Replicate(),
-        "scalar": Replicate(),
-        "none": Shard(0),
-    }
-    if ways % 2:
-        placements.update(rows=Shard(1), columns=Shard(0), copied=Shard(0), few=Replicate())
-    return {
-        name: distribute_tensor(tensor, mesh, [placements[name]], src_data_rank=None)
-        for name, tensor in whole.items()
-    }
+#: Content, and how it is divided in two ways.
+TENSORS: dict[str, tuple[Tensor, Any, Any]] = {
+    "rows": (torch.arange(35.0).reshape(7, 5), Shard(0), Shard(1)),  # no multiple of any world
+    "few": (torch.arange(3, dtype=torch.bfloat16), Shard(0), Replicate()),  # fewer than ranks
+    "copied": (torch.arange(6.0), Replicate(), Shard(0)),
+    "scalar": (torch.tensor(4.5), Replicate(), Replicate()),
+    "none": (torch.empty(0, 3), Shard(0), Shard(0)),
+}
 
 
 def state(*, ways: int = 0) -> dict[str, Any]:
-    """DTensors beside what every rank has."""
+    """DTensors beside what every rank has; ``ways`` picks how they are divided."""
     world = dist.get_world_size()
     mesh = init_device_mesh("cpu", (world,))
     found: dict[str, Any] = {
-        "sharded": tensors(mesh, ways=ways),
+        "sharded": {
+            name: distribute_tensor(whole, mesh, [places[ways]], src_data_rank=None)
+            for name, (whole, *places) in TENSORS.items()
+        },
         "plain": {"weight": torch.arange(12.0).reshape(3, 4), "number": 3, "list": [1, "two"]},
     }
-    grid = torch.arange(48.0).reshape(8, 6)
+    how: list[Any] = [Shard(0)]
     if world == 4:
-        mesh_2d = init_device_mesh("cpu", (2, 2))
-        how = [Shard(0), Shard(1)] if ways % 2 else [Replicate(), Shard(0)]
-        found["grid"] = distribute_tensor(grid, mesh_2d, how, src_data_rank=None)
-    else:
-        found["grid"] = distribute_tensor(grid, mesh, [Shard(0)], src_data_rank=None)
-    return found
+        mesh = init_device_mesh("cpu", (2, 2))
+        how = [Shard(0), Shard(1)] if ways else [Replicate(), Shard(0)]
+    grid = torch.arange(48.0).reshape(8, 6)
+    return {**found, "grid": distribute_tensor(grid, mesh, how, src_data_rank=None)}
 
 
 def emptied(value: Any) -> Any:
@@ -135,27 +120,17 @@ def load_both_ways(chk_dir: Path) -> bool:
 # Training, sharded by FSDP2.
 
 
-class Block(nn.Module):
-    """Two layers, and a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(6, 10), nn.Linear(10, 6)
-        self.register_buffer("scale", torch.full((3,), 0.5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [N, 6] -> [N, 6]."""
-        out: Tensor = x + self.two(torch.relu(self.one(x)))
-        return out
+def layers() -> nn.Sequential:
+    """Linear ones, and one with buffers."""
+    return nn.Sequential(nn.Linear(6, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Linear(10, 3))
 
 
 def sharded_model(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A model and its AdamW after one update."""
     torch.manual_seed(seed)
-    model = nn.Sequential(Block(), Block(), nn.Linear(6, 3))
+    model = layers()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in model:
-        fully_shard(layer, mesh=mesh)
+    fully_shard(model[0], mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     model(torch.randn(4, 6)).square().mean().backward()
