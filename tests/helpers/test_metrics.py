@@ -173,30 +173,6 @@ def test_tensorboard_gets_the_last_epoch_or_those_asked_for(tmp_path: Path) -> N
     assert (writer.scalars, list(tmp_path.iterdir())) == (expected, [])
 
 
-def _count(role: Any) -> tuple[Any, dict[str, Any]]:
-    metrics = Metrics()
-    for batch in range(role.rank + 2):  # the second rank has a batch more
-        metrics.update({"loss": 0.1 * batch + role.rank}, weight=batch + 1)
-        if role.rank == 1:
-            metrics.update({"only_here": 1.0})
-    metrics.end_epoch()
-    return metrics.history, metrics.state_dict()
-
-
-@pytest.mark.dist
-def test_ranks_add_up_to_one_history(tmp_path: Path) -> None:
-    first, second = run_ranks(tmp_path, 2, _count)
-    assert first == second
-    whole = Metrics()
-    for rank in range(2):
-        for batch in range(rank + 2):
-            whole.update({"loss": 0.1 * batch + rank}, weight=batch + 1)
-            if rank == 1:
-                whole.update({"only_here": 1.0})
-    whole.end_epoch()
-    assert first[0] == whole.history
-
-
 def _resumable(role: Any, folder: Path, resume: bool) -> tuple[int, float]:
     """One life of a rank: an update that only it counts, or the restore of that."""
     torch.manual_seed(0)

@@ -158,7 +158,6 @@ def test_nothing_is_compared_while_a_device_is_busy_anywhere() -> None:
     [
         ([1.0, -2.0], [1.0001, -2.0], True),
         ([1.0, 2.0], [2.0, 1.0], False),
-        ([0.0], [1e-30], False),
         ([NAN, INF, 1.0], [NAN, INF, 1.0], True),
         ([INF], [-INF], False),
         ([1.0], [1.0, 1.0], False),
