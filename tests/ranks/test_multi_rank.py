@@ -31,64 +31,46 @@ def life(program: Any, folder: Path, world: int = 2, **settings: Any) -> Life:
 
 
 def every_call(rank: Rank) -> None:
+    """With metrics that are each rank's own, at a boundary and between two; only rank 0 pins."""
+    heard = tiny.Warnings()
+    logging.getLogger("checkfreq").addHandler(heard)
+    metrics = {"loss": 0.5 + rank.rank, "diverged": float("nan")}
     with tiny.managed(rank, chk_freq=0) as (manager, job):
         assert not manager.restore()
         for _ in range(2):
             job.update(manager)
-            manager.save()  # between boundaries: at the next
+            manager.save(metrics=metrics)  # between boundaries: at the next
             manager.step()
         manager.wait()
         rank.send("waited", manager.stats()["last_durable_step"], manager.all_steps())
         job.update(manager)
         manager.step()
-        manager.save(wait=True, metrics={"loss": 0.5}, keep=True)
+        manager.save(wait=True, metrics=metrics, keep=rank.rank == 0)
         rank.send("saved", manager.stats()["last_durable_step"], manager.latest_step())
         job.update(manager)
         manager.step()
     rank.send("closed", manager.stats()["last_durable_step"])
     rank.send("counts", manager.stats()["num_committed"], manager.stats()["num_failed"])
-
-
-def rate(rank: Rank) -> None:
-    """Metrics that are each rank's own, at a boundary and between two; only rank 0 pins."""
-    heard = tiny.Warnings()
-    logging.getLogger("checkfreq").addHandler(heard)
-    with tiny.managed(rank, chk_freq=0) as (manager, job):
-        manager.restore()
-        for step in range(2):
-            metrics = {"loss": 0.5 + rank.rank, "diverged": float("nan")}
-            job.update(manager)
-            if step:
-                manager.save(metrics=metrics, keep=rank.rank == 0)
-            manager.step()
-            manager.save(metrics=metrics)
     rank.send("warned", heard.texts)
 
 
-def test_rank_0s_metrics_are_stored_in_every_directory_and_a_difference_is_said_once(
-    tmp_path: Path,
-) -> None:
-    heard = run_well(life(rate, tmp_path, local=True))
-    (warning,) = heard[0].last("warned")
-    assert "loss is 0.5 on rank 0, 1.5 on rank 1" in warning
-    assert "diverged" not in warning
-    assert heard[1].last("warned") == []
-    marks = [CheckpointStore(tmp_path / f"chk-{rank}").marks() for rank in (0, 1)]
-    assert repr(marks[0]) == repr(marks[1])
-    assert [(mark.keep, mark.metrics["loss"]) for mark in marks[0].values()] == [
-        (False, 0.5),
-        (True, 0.5),
-    ]
-
-
 def test_every_call_has_the_same_outcome_on_all_ranks(tmp_path: Path) -> None:
-    heard = run_well(life(every_call, tmp_path))
-    for one in heard:
+    """Rank 0's metrics and pins are stored in every directory, and a difference is said once."""
+    heard = run_well(life(every_call, tmp_path, local=True))
+    for rank, one in enumerate(heard):
         assert one.last("waited") == (2, [1, 2])
         assert one.last("saved") == (3, 3)
         assert one.last("closed") == 4
         assert one.last("counts") == (4, 0)
-    assert verify_all(tmp_path / "chk") == [1, 2, 3, 4]  # the third is pinned
+        chk_dir = tmp_path / f"chk-{rank}"
+        assert verify_all(chk_dir) == [1, 2, 3, 4]  # the third is pinned
+        marks = CheckpointStore(chk_dir).marks()
+        assert [marks[step].metrics["loss"] for step in (1, 2, 3)] == [0.5] * 3
+        assert [marks[step].keep for step in (1, 2, 3)] == [False, False, True]
+    (warning,) = heard[0].last("warned")
+    assert "loss is 0.5 on rank 0, 1.5 on rank 1" in warning
+    assert "diverged" not in warning
+    assert heard[1].last("warned") == []
 
 
 def train_and_tell(rank: Rank) -> None:
