@@ -115,31 +115,6 @@ def test_a_restore_that_is_shared_reads_once_and_brings_every_rank_the_saved_bit
     assert {*faults.POINTS_OF_A_SHARED_READ} <= {*passed}
 
 
-def flip(folder: Path, step: int, at: float) -> None:
-    """Damage a byte of the shared file."""
-    path = CheckpointStore(folder / "chk").path(step) / FILE
-    data = bytearray(path.read_bytes())
-    data[int(at * len(data))] ^= 1
-    path.unlink()  # the file that it was copied from stays as it is
-    path.write_bytes(data)
-
-
-def test_damage_in_what_one_rank_reads_for_all_has_all_load_the_older_step(folder: Path) -> None:
-    flip(folder, 1, 0.5)
-    heard = run_well(Life(load, folder))
-    assert [one.last("restored") for one in heard] == [(0, True)] * 2
-
-
-def test_a_disk_that_fails_under_the_reading_rank_ends_the_restore_of_all(folder: Path) -> None:
-    failing = Life(load, folder, trainer_faults={1: "restore.read:raise-EIO:6+"})
-    for one in run(failing):
-        assert one.failure is not None
-        assert one.failure.kind == "StorageError"
-        assert "rank 1: " in one.failure.text
-    again = run_well(Life(load, folder, number=1))
-    assert [one.last("restored") for one in again] == [(1, True)] * 2
-
-
 # ---- a rank that is lost
 
 
