@@ -53,6 +53,14 @@ def test_losses_are_compared_where_the_state_is_not_read() -> None:
     assert (found.step, found.first.what) == (6, What.LOSS)
 
 
+def test_only_where_nothing_else_differs_a_kernel_may_have() -> None:
+    whole = record(0, 9)
+    lived = record(4, 9, step5=line(5, losses=("0.7",)))
+    found = first_difference({0: whole}, {0: lived}, is_over=False)
+    assert found is not None
+    assert likely_causes(Evidence(found, whole))[0].name == "computed-otherwise"
+
+
 def test_a_whole_run_may_not_end_at_another_step() -> None:
     lived = record(4, 8)
     lived.lines.append(line(8, "end"))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from checkfreq.errors import ConfigError, NoCheckpointError, StateError, StorageError
+from checkfreq.errors import ConfigError, NoCheckpointError, StateError
 from checkfreq.helpers import AtomicDirectory
 from checkfreq.testing import CrashingFileOps
 from tests.helpers.support import ROOT, after_a_cut_anywhere, empty_disk
@@ -128,37 +127,20 @@ def test_what_an_interrupted_checkpoint_left_is_removed_by_the_next(tmp_path: Pa
     assert len(folders(tmp_path)) == 2
 
 
-def test_without_a_pointer_nothing_is_removed(
+def test_without_a_pointer_nothing_is_removed_and_one_to_nothing_is_an_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     saver = AtomicDirectory(tmp_path)
-    for text in ("one", "two"):
-        write(saver, text)
+    write(saver, "one")
+    write(saver, "two").rename(tmp_path / "elsewhere")
+    with pytest.raises(NoCheckpointError, match="Copy that folder back, or remove the pointer"):
+        saver.latest()
+    (tmp_path / "elsewhere").rename(tmp_path / "AtomicDirectory_checkpoint_1")
     (tmp_path / saver.symlink_name).unlink()
     folder = saver.prepare_checkpoint_directory()
     assert folder.name == "AtomicDirectory_checkpoint_2"
     assert len(folders(tmp_path)) == 3
     assert "no pointer AtomicDirectory.latest_checkpoint" in caplog.text
-
-
-def test_a_pointer_to_nothing_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
-    saver = AtomicDirectory(tmp_path)
-    folder = write(saver, "one")
-    folder.rename(tmp_path / "elsewhere")
-    with pytest.raises(NoCheckpointError, match="Copy that folder back, or remove the pointer"):
-        saver.latest()
-
-
-def test_an_error_while_syncing_leaves_the_pointer_where_it_is() -> None:
-    disk = empty_disk()
-    checkpoint(disk, 1)
-    saver = AtomicDirectory(ROOT, ops=disk)
-    folder = saver.prepare_checkpoint_directory()
-    disk.write_file(folder / "model", b"model 2")
-    disk.fail_after(0, OSError(errno.EIO, os.strerror(errno.EIO)))
-    with pytest.raises(StorageError, match=r"atomic_symlink in /out: Input/output error"):
-        saver.atomic_symlink(folder)
-    assert step_of(disk) == 1
 
 
 def test_a_folder_that_was_not_prepared_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -136,20 +135,3 @@ def test_a_file_that_a_living_process_writes_is_left_alone(tmp_path: Path) -> No
         left.write_bytes(b"half")
     atomic_save(1, tmp_path / "model.pt")
     assert sorted(os.listdir(tmp_path)) == sorted([living.name, other.name, "model.pt"])
-
-
-def test_threads_that_save_to_one_path_leave_one_whole_file(tmp_path: Path) -> None:
-    def save(number: int) -> None:
-        for _ in range(10):
-            atomic_save(torch.full((50_000,), number), tmp_path / "model.pt")
-
-    threads = [threading.Thread(target=save, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
-    found = torch.load(tmp_path / "model.pt")
-    assert len(found) == 50_000
-    assert len(found.unique()) == 1
-    assert os.listdir(tmp_path) == ["model.pt"]
