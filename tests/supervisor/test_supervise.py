@@ -114,9 +114,9 @@ def test_runs_that_make_no_progress_are_given_up_after_announced_pauses(
 def test_a_run_that_passes_no_boundary_for_too_long_is_killed_and_started_again(
     tmp_path: Path,
 ) -> None:
-    timeout_s = round(1.5 * slowness(), 1)
+    timeout_s = round(min(1.2 * slowness(), 3.0), 1)
     program = f"""
-told, end_s = restored()[1], time.monotonic() + {1.5 * timeout_s}
+told, end_s = restored()[1], time.monotonic() + {1.3 * timeout_s}
 for step in range(1, 1_000_000):
     told.pass_boundary(step)
     if count == 1:
