@@ -9,6 +9,7 @@ And what becomes of those who survive.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -182,14 +183,21 @@ def live(life: Life, kill: Kill, gate: Path) -> list[Heard]:
             return heard
         if kill.victim == "all":
             ranks.watch(Path(f"{gate}.reached"))
-            ranks.kill_workers()
-            ranks.kill()
-            heard = ranks.finish()
+            heard = kill_all(ranks)
             gate.touch()  # for a worker whose process id nobody knew
             return heard
         heard = ranks.end_with(kill.rank)
         assert heard[kill.rank].exit_code == -signal.SIGKILL, f"{kill} was not reached: {heard}"
         return heard
+
+
+def kill_all(ranks: Ranks) -> list[Heard]:
+    """Trainers and workers at once: none lives on to replace a worker that was killed."""
+    for rank in range(len(ranks.heard)):
+        os.kill(ranks.pid(rank), signal.SIGSTOP)
+    ranks.kill_workers()
+    ranks.kill()
+    return ranks.finish()
 
 
 def an_older_step(folder: Path) -> int:
@@ -305,9 +313,7 @@ def test_a_first_checkpoint_that_some_directories_never_got_does_not_end_the_run
     with Ranks(life) as ranks:
         ranks.watch(Path(f"{gate}.reached"))
         ranks.watch(tmp_path / "chk-0/step-00000001/manifest.json")
-        ranks.kill_workers()
-        ranks.kill()
-        ranks.finish()
+        kill_all(ranks)
     assert [verify_all(tmp_path / f"chk-{rank}")[:1] for rank in range(OWN.world)] == [[1], []]
 
     heard = run_well(life_in(tmp_path, 1, OWN, steps=4))
