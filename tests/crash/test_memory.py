@@ -6,8 +6,6 @@ run that was interrupted any number of times logs the bits of one that was not.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import random
 import shutil
 import time
@@ -17,10 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.persist import handover
 from checkfreq.persist.handover import Offer
-from checkfreq.persist.process import AdoptedWorker
 from checkfreq.store.store import CheckpointStore
 from tests.acceptance.processes import (
     DEADLINE_S,
@@ -29,8 +25,7 @@ from tests.acceptance.processes import (
     run_to_end,
     verify_all,
 )
-from tests.acceptance.programs import Run, Training
-from tests.contract.runs import config
+from tests.acceptance.programs import Run
 
 pytestmark = [pytest.mark.crash, pytest.mark.more]
 
@@ -154,30 +149,6 @@ def test_an_older_step_that_is_asked_for_sets_aside_what_is_still_being_written(
     verify_all(chk_dir)
 
 
-# ---- never trusted more than the disk
-
-
-def restored_from_disk(chk_dir: Path, whole: dict[int, str]) -> Log:
-    log = run_to_end(run_in(chk_dir))
-    assert log.source == "directory"
-    expect_end(chk_dir, log, whole)
-    return log
-
-
-def test_a_slot_with_a_flipped_byte_is_not_used(chk_dir: Path, whole: dict[int, str]) -> None:
-    killed(run_in(chk_dir))
-    with offered(chk_dir) as offer:
-        newest = max(offer.body.snapshots, key=lambda one: one.step)
-        for spec in newest.layout:
-            at = spec.slot_offset + spec.header_bytes
-            if spec.num_bytes > spec.header_bytes:
-                (byte,) = os.pread(offer.slot_fds[newest.slot], 1, at)
-                os.pwrite(offer.slot_fds[newest.slot], bytes([byte ^ 1]), at)
-    log = restored_from_disk(chk_dir, whole)
-    assert log.restored == (newest.step, whole[newest.step])
-    assert not list(chk_dir.glob("quarantine*"))
-
-
 def test_the_same_step_of_a_different_attempt_is_read_from_disk(
     chk_dir: Path, tmp_path: Path
 ) -> None:
@@ -194,97 +165,6 @@ def test_the_same_step_of_a_different_attempt_is_read_from_disk(
     log = run_to_end(run_in(chk_dir))
     assert log.source == "directory"
     assert log.restored == (newest, line[newest])
-
-
-# ---- in this process
-
-
-@contextlib.contextmanager
-def manager_of(chk_dir: Path, training: Training, **changes: object) -> Iterator[CFManager]:
-    settings: dict[str, object] = {
-        "mode": CFMode.MANUAL,
-        "chk_freq": 1,
-        "config": config(keep_in_memory_s=300.0),
-    }
-    chk = CFCheckpoint(**training.tracked())
-    with CFManager(chk_dir, chk, **{**settings, **changes}) as manager:  # type: ignore[arg-type]
-        yield manager
-
-
-def test_the_first_checkpoint_after_a_restore_needs_no_new_memory_and_no_new_worker(
-    chk_dir: Path, whole: dict[int, str]
-) -> None:
-    killed(run_in(chk_dir))
-    with offered(chk_dir) as offer:
-        memory = {os.fstat(fd).st_ino for fd in offer.slot_fds.values()}
-        newest = max(offer.body.snapshots, key=lambda one: one.step)
-    training = Training()
-    with manager_of(chk_dir, training) as manager:
-        arena, client = manager._pipeline._arena, manager._persistence._client
-        worker = client._process
-        assert manager.restore()
-        assert manager.stats()["restored_from"] == "memory"
-        assert training.digest() == whole[newest.step]
-        assert isinstance(worker, AdoptedWorker)
-        slots = arena.slots
-        assert {os.fstat(slot.fd).st_ino for slot in slots} == memory
-        assert arena.wait_ready(timeout_s=DEADLINE_S)
-        used = [os.fstat(slot.fd).st_blocks for slot in slots]
-
-        training.update(manager)
-        manager.step()
-        (attempt,) = manager._persistence._book.active
-        assert attempt.slot.index != newest.slot, "it would be lost before the next is complete"
-        manager.wait()
-
-        assert training.digest() == whole[newest.step + 1]
-        assert arena.slots == slots
-        assert [os.fstat(slot.fd).st_blocks for slot in slots] == used
-        assert client._process is worker
-        assert manager.stats()["num_deferred"] == 0
-    assert verify_all(chk_dir)[-1] == newest.step + 1
-
-
-def test_a_worker_that_is_taken_over_makes_files_with_the_new_runs_umask(chk_dir: Path) -> None:
-    before = os.umask(0o022)
-    try:
-        killed(run_in(chk_dir))
-        with offered(chk_dir) as offer:
-            newest = max(one.step for one in offer.body.snapshots)
-        os.umask(0o077)
-        training = Training()
-        with manager_of(chk_dir, training) as manager:
-            assert manager.restore()
-            assert isinstance(manager._persistence._client._process, AdoptedWorker)
-            training.update(manager)
-            manager.step()
-            manager.wait()
-    finally:
-        os.umask(before)
-    folder = CheckpointStore(chk_dir).path(newest + 1)
-    modes = {path.name: path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())}
-    assert set(modes.values()) == {0}, modes
-
-
-def test_larger_state_gets_larger_slots(chk_dir: Path, whole: dict[int, str]) -> None:
-    """The slots that were taken over are freed once nothing in them is needed."""
-    killed(run_in(chk_dir))
-    offered(chk_dir).close()
-    training = Training()
-    with manager_of(chk_dir, training) as manager:
-        assert manager.restore()
-        assert manager.stats()["restored_from"] == "memory"
-        training.extra["large"] = [1.0] * 3
-        training.model.register_buffer("large", training.model[0].weight.new_zeros(1 << 20))
-        training.update(manager)
-        manager.step()
-        manager.wait()
-        assert manager._pipeline._arena.slot_bytes > 4 << 20
-        step = manager.global_step
-    assert verify_all(chk_dir)[-1] == step
-
-
-# ---- killed during the hand-over
 
 
 def test_runs_killed_at_random_instants_end_with_the_same_bits(

@@ -7,7 +7,6 @@ damaged. Then they end up with all of an older one, or with an error after which
 from __future__ import annotations
 
 import contextlib
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,10 @@ from torch import nn
 import checkfreq
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast, faults
 from checkfreq.errors import (
-    CorruptCheckpointError,
     StateError,
     StorageError,
 )
 from checkfreq.store.store import CheckpointStore
-from tests.acceptance.processes import Trainer, verify_all
-from tests.acceptance.programs import Run
 from tests.state.support import state_bits
 
 pytestmark = [pytest.mark.crash, pytest.mark.more]
@@ -176,19 +172,6 @@ def restored_despite(fault_script: SetFault, chk_dir: Path, hits: str, bits: Any
         return "intact"
 
 
-def test_verified_before_it_is_loaded_damage_changes_nothing(tmp_path: Path) -> None:
-    written(tmp_path / "chk")
-    for step in (1, 2):
-        flip(tmp_path / "chk", step, "optimizer.safetensors", 1.0)
-    chk = build(3)
-    before = state_bits(chk)
-    with manager_of(tmp_path / "chk", chk, verify_before_load=True) as manager:
-        with pytest.raises(CorruptCheckpointError) as raised:
-            manager.restore()
-        assert "live objects" not in str(raised.value)
-        assert state_bits(chk) == before
-
-
 def test_user_code_that_saw_a_damaged_checkpoint_is_undone_before_the_older_one(
     tmp_path: Path,
 ) -> None:
@@ -227,19 +210,3 @@ def test_an_older_checkpoint_without_what_the_damaged_one_wrote_is_an_error(tmp_
         ),
     ):
         manager.restore()
-
-
-@pytest.mark.parametrize("hit", [2])
-def test_a_run_killed_between_two_reads_restores_when_it_is_started_again(
-    tmp_path: Path, hit: int
-) -> None:
-    chk_dir = tmp_path / "chk"
-    first = Trainer(Run(str(chk_dir), 2))
-    assert first.finish() == 0
-    killed = Trainer(Run(str(chk_dir), 3, trainer_faults=f"restore.read:kill-self:{hit}"))
-    assert killed.finish() == -signal.SIGKILL
-    assert killed.log.restored is None
-    assert verify_all(chk_dir)
-    again = Trainer(Run(str(chk_dir), 3))
-    assert again.finish() == 0
-    assert again.log.restored == (2, first.log.boundaries[2])

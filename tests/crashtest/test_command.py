@@ -35,15 +35,9 @@ class Said:
 
 def crashtest(folder: Path, *options: str, script: str = "train", arguments: str = "") -> Said:
     command = [sys.executable, "-m", "checkfreq.cli", "crashtest", "--json", "--kills", "2"]
+    train = [sys.executable, str(SCRIPTS / f"{script}.py"), *arguments.split()]
     done = subprocess.run(
-        [
-            *command,
-            *options,
-            "--",
-            sys.executable,
-            str(SCRIPTS / f"{script}.py"),
-            *arguments.split(),
-        ],
+        [*command, *options, "--", *train],
         capture_output=True,
         text=True,
         timeout=400,
@@ -58,20 +52,16 @@ def crashtest(folder: Path, *options: str, script: str = "train", arguments: str
 def test_a_script_that_is_told_to_stop_or_loses_its_machine_resumes_exactly(
     options: str, tmp_path: Path
 ) -> None:
+    (tmp_path / "chk").mkdir()
+    (tmp_path / "chk" / "mine").write_text("mine")
     said = crashtest(tmp_path, *options.split())
+    assert [path.name for path in (tmp_path / "chk").iterdir()] == ["mine"]  # left alone
     assert (said.status, said.verdict["outcome"]) == (0, "exact")
     name = "SIGTERM" if "TERM" in options else "SIGKILL"
     whom = "every process" if "--group" in options else "the script"
     assert said.kills[0] == f"{name} to {whom}"
     if name == "SIGTERM":  # it goes on to the next boundary, and what it has there is saved
         assert all(kill["restored_step"] == kill["step"] for kill in said.verdict["kills"])
-
-
-def test_the_users_directory_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "chk").mkdir()
-    (tmp_path / "chk" / "mine").write_text("mine")
-    assert crashtest(tmp_path).status == 0
-    assert [path.name for path in (tmp_path / "chk").iterdir()] == ["mine"]
 
 
 def test_a_script_that_saves_by_itself_into_its_own_folder_passes(tmp_path: Path) -> None:
@@ -88,55 +78,11 @@ def test_a_script_that_depends_on_the_order_of_a_set_is_not_deterministic(tmp_pa
     assert [cause["name"] for cause in said.verdict["causes"]] == ["hash-seed"]
 
 
-def test_a_pattern_that_no_file_has_is_an_error(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "checkfreq.cli",
-        "crashtest",
-        "--dir",
-        "own",
-        "--glob",
-        "*.ckpt",
-    ]
-    done = subprocess.run(
-        [*command, "--", sys.executable, str(SCRIPTS / "plain.py"), "own"],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        cwd=tmp_path,
-    )
-    assert done.returncode == 2
-    assert "no file in" in done.stderr
-    assert "'*.ckpt'" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 @pytest.mark.dist
-@pytest.mark.parametrize(
-    ("script", "arguments", "options"),
-    [
-        ("train", "", ""),
-        ("plain", "{dir}", "--glob latest.pt"),
-    ],
-)
-def test_two_ranks_resume_exactly(
-    script: str, arguments: str, options: str, tmp_path: Path
-) -> None:
-    options = f"--ranks 2 {options}"
-    said = crashtest(tmp_path, *options.split(), script=script, arguments=arguments)
+def test_two_ranks_resume_exactly(tmp_path: Path) -> None:
+    said = crashtest(tmp_path, "--ranks", "2")
     assert (said.status, said.verdict["outcome"], said.verdict["ranks"]) == (0, "exact", 2)
     assert len(said.kills) == 3
-    if script == "train" and not options.endswith("--group"):
-        assert said.kills[0] in ("SIGKILL to rank 0", "SIGKILL to rank 1")
+    assert said.kills[0] in ("SIGKILL to rank 0", "SIGKILL to rank 1")
     assert all(kill["restored_step"] for kill in said.verdict["kills"][:2])
     assert said.kills[2] == "after its last checkpoint"
-
-
-@pytest.mark.dist
-def test_a_planted_fault_is_found_on_two_ranks(tmp_path: Path) -> None:
-    said = crashtest(tmp_path, "--ranks", "2", arguments="forgotten-scheduler")
-    assert (said.status, said.verdict["outcome"], said.verdict["ranks"]) == (1, "differs", 2)
-    assert said.verdict["causes"][0]["name"] == "untracked-object"
-    difference = said.verdict["difference"]
-    assert difference["step"] == difference["restored_step"] + 1

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from torch import nn
 
 from checkfreq.crashtest.found import Found
 
@@ -65,50 +62,3 @@ def test_what_objects_hold_is_found_and_nothing_is_computed() -> None:
     assert [*values] == ["env.state", "env._hidden"]
     assert found("slotted", Slotted(7)).values == {"slotted.count": "7"}
     assert found("partial", functools.partial(max)).objects == {}
-
-
-def test_counters_of_functions_and_generators_are_found() -> None:
-    def counting() -> Iterator[int]:
-        number = 1
-        while True:
-            yield number
-            number += 1
-
-    def closed() -> Callable[[], int]:
-        calls = 4
-
-        def function() -> int:
-            nonlocal calls
-            calls += 1
-            return calls
-
-        return function
-
-    batches = counting()
-    next(batches)
-    next(batches)
-    assert found("batches", batches).values == {"batches.number": "2"}
-    assert found("rate", closed()).values == {"rate.calls": "4"}
-
-
-def test_arrays_and_tensors_are_found_but_not_what_was_computed_from_parameters() -> None:
-    weight = torch.ones(3, requires_grad=True)
-    assert [*found("log_alpha", weight).values] == ["log_alpha"]
-    assert found("loss", weight.sum()).values == {}
-    one, other = (found("a", np.array([1.0, n])).values["a"] for n in (2, 3))
-    assert one.startswith("float64[2] ")
-    assert one != other
-    assert found("n", np.int64(3)).values == {"n": "3"}
-
-
-def test_flags_and_numbers_of_modules_are_found() -> None:
-    model = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5))
-    model[0].weight.requires_grad_(False)
-    one = found("model", model)
-    assert one.objects == {"model": model}
-    values = one.values
-    assert (values["model.0.weight.requires_grad"], values["model.0.bias.requires_grad"]) == (
-        "False",
-        "True",
-    )
-    assert (values["model.1.training"], values["model.1.p"]) == ("True", "0.5")

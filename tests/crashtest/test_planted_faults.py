@@ -14,21 +14,14 @@ PLANTED = (
     ("train", "forgotten-scheduler", "untracked-object", "`scheduler` (StepLR)"),
     ("train", "torch-seed-in-dataset", "seed-in-dataset", "torch.manual_seed(7)"),
     ("train", "stateful-augmentation", "stateful-augmentation", "dataset.num_served` ("),
-    ("train", "lr-from-batch-index", "untracked-variable", "`index` ("),
     ("train", "local-counter", "untracked-variable", "`count` ("),
-    ("train", "best-value", "untracked-variable", "`best` (inf instead of"),
     ("train", "persistent-validation-loader", "loader-draws", "train.py"),
-    ("train", "accumulation-by-enumerate", "untracked-variable", "`index` ("),
-    ("train", "lost-scaler", "untracked-object", "`scaler` (GradScaler)"),
-    ("train", "missing-ema", "untracked-object", "`ema` (AveragedModel)"),
     ("train", "range", "longer-run", "60 steps"),
     ("loop", "environment", "untracked-variable", "`observed`, `environment.state`."),
-    ("loop", "prefetch", "untracked-variable", "`inputs`."),
     ("plain", "position-by-batch-count", "position", "off by"),
     ("plain", "torn-copy", "torn-copy", "holds model.1."),
     ("plain", "reused-seed", "reused-seed", "an earlier epoch"),
     ("plain", "training-flag", "module-flag", "`model.1.training` (True instead of False)"),
-    ("plain", "requires-grad", "module-flag", "`model.0.weight.requires_grad` (True instead of"),
 )
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from checkfreq.crashtest.history import read
 from checkfreq.crashtest.plan import Plan
 from checkfreq.crashtest.recorder import Recorder
@@ -20,14 +18,6 @@ class Unreadable:
         raise RuntimeError("between two phases")
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-def test_an_error_in_the_recorder_is_told_in_the_record(tmp_path: Path) -> None:
-    recorder = Recorder(str(tmp_path), Plan(home=str(tmp_path / "home")))
-    recorder.fetched("a loader", nn.Module())
-    recorder.loss(None)  # type: ignore[arg-type]
-    (failure,) = read(tmp_path)[0].failures
-    assert failure.startswith("AttributeError: ")
 
 
 def test_an_object_that_cannot_be_read_does_not_end_the_record(tmp_path: Path) -> None:

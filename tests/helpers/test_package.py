@@ -5,16 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
-from checkfreq import helpers
-
-
-def test_every_public_name_is_there_and_no_other() -> None:
-    assert {name for name in dir(helpers) if getattr(helpers, name)} == {*helpers.__all__}
-    with pytest.raises(AttributeError, match=r"checkfreq\.helpers.*'other'"):
-        helpers.other  # noqa: B018
-
 
 def test_torch_is_imported_only_by_what_needs_it(tmp_path: object) -> None:
     program = (

@@ -28,11 +28,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
+from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, Directory
 from checkfreq.integrations.dcp import CFStorageReader, CFStorageWriter
-from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.types import Role
 from tests.acceptance.ranks import Life, Rank, run_well
-from tests.integrations import parts
 from tests.integrations.support import same
 
 LIMIT_S = 240.0
@@ -58,48 +56,33 @@ def _act(rank: Rank) -> None:
 # State: the same numbers at every world size, divided in every way.
 
 
-def tensors(mesh: Any, *, ways: int) -> dict[str, Any]:
-    """DTensors of known content; ``ways`` picks how they are divided."""
-    whole = {
-        "rows": torch.arange(35.0).reshape(7, 5),  # no multiple of any world
-        "columns": torch.arange(40).reshape(4, 10),
-        "few": torch.arange(3, dtype=torch.bfloat16),  # fewer than ranks
-        "copied": torch.arange(6.0),
-        "scalar": torch.tensor(4.5),
-        "none": torch.empty(0, 3),
-    }
-    placements = {
-        "rows": Shard(0),
-        "columns": Shard(1),
-        "few": Shard(0),
-        "copied": Replicate(),
-        "scalar": Replicate(),
-        "none": Shard(0),
-    }
-    if ways % 2:
-        placements.update(rows=Shard(1), columns=Shard(0), copied=Shard(0), few=Replicate())
-    return {
-        name: distribute_tensor(tensor, mesh, [placements[name]], src_data_rank=None)
-        for name, tensor in whole.items()
-    }
+#: Content, and how it is divided in two ways.
+TENSORS: dict[str, tuple[Tensor, Any, Any]] = {
+    "rows": (torch.arange(35.0).reshape(7, 5), Shard(0), Shard(1)),  # no multiple of any world
+    "few": (torch.arange(3, dtype=torch.bfloat16), Shard(0), Replicate()),  # fewer than ranks
+    "copied": (torch.arange(6.0), Replicate(), Shard(0)),
+    "scalar": (torch.tensor(4.5), Replicate(), Replicate()),
+    "none": (torch.empty(0, 3), Shard(0), Shard(0)),
+}
 
 
 def state(*, ways: int = 0) -> dict[str, Any]:
-    """DTensors beside what every rank has."""
+    """DTensors beside what every rank has; ``ways`` picks how they are divided."""
     world = dist.get_world_size()
     mesh = init_device_mesh("cpu", (world,))
     found: dict[str, Any] = {
-        "sharded": tensors(mesh, ways=ways),
+        "sharded": {
+            name: distribute_tensor(whole, mesh, [places[ways]], src_data_rank=None)
+            for name, (whole, *places) in TENSORS.items()
+        },
         "plain": {"weight": torch.arange(12.0).reshape(3, 4), "number": 3, "list": [1, "two"]},
     }
-    grid = torch.arange(48.0).reshape(8, 6)
+    how: list[Any] = [Shard(0)]
     if world == 4:
-        mesh_2d = init_device_mesh("cpu", (2, 2))
-        how = [Shard(0), Shard(1)] if ways % 2 else [Replicate(), Shard(0)]
-        found["grid"] = distribute_tensor(grid, mesh_2d, how, src_data_rank=None)
-    else:
-        found["grid"] = distribute_tensor(grid, mesh, [Shard(0)], src_data_rank=None)
-    return found
+        mesh = init_device_mesh("cpu", (2, 2))
+        how = [Shard(0), Shard(1)] if ways else [Replicate(), Shard(0)]
+    grid = torch.arange(48.0).reshape(8, 6)
+    return {**found, "grid": distribute_tensor(grid, mesh, how, src_data_rank=None)}
 
 
 def emptied(value: Any) -> Any:
@@ -134,36 +117,20 @@ def load_both_ways(chk_dir: Path) -> bool:
     return load_state(chk_dir, ways=0) and load_state(chk_dir, ways=1)
 
 
-def save_two_steps(chk_dir: Path) -> None:
-    """Steps 1 and 2."""
-    for step in (1, 2):
-        dcp.save({"n": step}, storage_writer=CFStorageWriter(chk_dir, step=step))
-
-
 # Training, sharded by FSDP2.
 
 
-class Block(nn.Module):
-    """Two layers, and a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(6, 10), nn.Linear(10, 6)
-        self.register_buffer("scale", torch.full((3,), 0.5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [N, 6] -> [N, 6]."""
-        out: Tensor = x + self.two(torch.relu(self.one(x)))
-        return out
+def layers() -> nn.Sequential:
+    """Linear ones, and one with buffers."""
+    return nn.Sequential(nn.Linear(6, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Linear(10, 3))
 
 
 def sharded_model(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
     """A model and its AdamW after one update."""
     torch.manual_seed(seed)
-    model = nn.Sequential(Block(), Block(), nn.Linear(6, 3))
+    model = layers()
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in model:
-        fully_shard(layer, mesh=mesh)
+    fully_shard(model[0], mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     model(torch.randn(4, 6)).square().mean().backward()
@@ -210,23 +177,15 @@ def load_training(
     return full_state(model, optimizer)
 
 
-def save_as_manager(chk_dir: Path, split: bool) -> dict[str, Any]:
-    """The same by capture, as a manager's ranks would; the whole state."""
+def save_as_manager(chk_dir: Path) -> dict[str, Any]:
+    """The same by a manager of these ranks; the whole state."""
     model, optimizer = sharded_model(0)
-    rank, world = dist.get_rank(), dist.get_world_size()
-    chk = CFCheckpoint(model=model, optimizer=optimizer, note={"rank": rank}, per_rank=("note",))
-    role = Role(rank, world, tuple(range(world)), split)
-    if rank == 0:
-        parts.begin(chk_dir, 1)
-    dist.barrier()
-    captured, files = parts.write_part(chk_dir, 1, chk, role)
-    everything: list[Any] = [None] * world
-    dist.all_gather_object(everything, (captured.objects, captured.rank_objects, files))
-    if rank == 0:
-        own = {number: part[1] for number, part in enumerate(everything)}
-        all_files = [file for part in everything for file in part[2]]
-        parts.commit(chk_dir, 1, everything[0][0], own, all_files)
-    dist.barrier()
+    note = {"rank": dist.get_rank()}
+    chk = CFCheckpoint(model=model, optimizer=optimizer, note=note, per_rank=("note",))
+    config = CFConfig(split_replicated=True, directory=Directory.SHARED)
+    with CFManager(chk_dir, chk, mode=CFMode.MANUAL, chk_freq=0, config=config) as manager:
+        manager.step()
+        manager.save(wait=True)
     return full_state(model, optimizer)
 
 
@@ -254,35 +213,26 @@ def save_in_background(chk_dir: Path, kind: str) -> bool:
     return same(whole(found), whole(state()))
 
 
-def failures(chk_dir: Path, kind: str) -> dict[int, str]:
-    """Errors by rank of a save or load that cannot succeed."""
-    rank = dist.get_rank()
-    try:
-        if kind == "steps":
-            dcp.save(state(), storage_writer=CFStorageWriter(chk_dir, step=1 + rank))
-        elif kind == "bad tensor":
-            wrong = {"a": torch.ones(2), "b": torch.ones(2).to_sparse() if rank else torch.ones(2)}
-            dcp.save(wrong, storage_writer=CFStorageWriter(chk_dir, step=1))
-        elif kind == "reads":
-            dcp.load({"n": 0}, storage_reader=CFStorageReader(chk_dir, 1 + rank, trust_pickle=True))
-        else:
-            dcp.load(emptied(state()), storage_reader=CFStorageReader(chk_dir, trust_pickle=True))
-    except CheckpointException as error:
-        return {r: f"{type(e).__name__}: {e}" for r, (e, _) in error.failures.items()}
-    return {}
+def save_different_steps(chk_dir: Path) -> dict[int, str]:
+    """Errors by rank of a save that cannot succeed."""
+    writer = CFStorageWriter(chk_dir, step=1 + dist.get_rank())
+    return failures_of(lambda: dcp.save(state(), storage_writer=writer))
 
 
 def save_after_a_failure(chk_dir: Path) -> list[dict[int, str]]:
     """A save that fails on rank 1 alone, then one that succeeds, whenever garbage is collected."""
     gc.disable()
-    first = failures(chk_dir, kind="bad tensor")
-    return [first, failures_of_save(chk_dir)]
+    wrong = {"a": torch.ones(2), "b": torch.ones(2)}
+    if dist.get_rank():
+        wrong["b"] = wrong["b"].to_sparse()
+    first = failures_of(lambda: dcp.save(wrong, storage_writer=CFStorageWriter(chk_dir, step=1)))
+    return [first, failures_of(lambda: save_state(chk_dir))]
 
 
-def failures_of_save(chk_dir: Path) -> dict[int, str]:
-    """Errors by rank of a plain save."""
+def failures_of(do: Callable[[], Any]) -> dict[int, str]:
+    """Errors by rank."""
     try:
-        save_state(chk_dir)
+        do()
     except CheckpointException as error:
-        return {r: str(e) for r, (e, _) in error.failures.items()}
+        return {r: f"{type(e).__name__}: {e}" for r, (e, _) in error.failures.items()}
     return {}

@@ -13,9 +13,7 @@ import torch.distributed.checkpoint as dcp
 
 from checkfreq import faults
 from checkfreq.integrations.dcp import CFStorageReader, CFStorageWriter
-from checkfreq.store.store import CheckpointStore
 from tests.fork_server import FORK_SERVER
-from tests.integrations.support import failure_of
 
 pytestmark = [
     pytest.mark.crash,
@@ -56,20 +54,3 @@ def test_killed_anywhere_it_leaves_the_old_steps_or_one_more(tmp_path: Path, poi
     save(tmp_path, 3)
     assert newest(tmp_path) == 3
     assert not list(tmp_path.glob(".tmp-*"))
-
-
-@pytest.mark.parametrize("point", [p for p in POINTS if p not in AFTER_THE_RENAME])
-def test_a_disk_that_is_full_fails_the_save_and_nothing_else(
-    tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(tmp_path, 1)
-    with monkeypatch.context() as patched:
-        patched.setenv("CHECKFREQ_FAULT", f"{point}:raise-ENOSPC")
-        faults.reload()
-        error = failure_of(lambda: save(tmp_path, 2))
-    faults.reload()
-    assert isinstance(error, OSError)
-    assert not list(tmp_path.glob(".tmp-*"))
-    assert CheckpointStore(tmp_path).steps() == [1]
-    save(tmp_path, 2)
-    assert newest(tmp_path) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +14,9 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from
 
 import checkfreq
 from checkfreq import CFCheckpoint, CFManager, CFMode
-from checkfreq.errors import ConfigError, CorruptCheckpointError
+from checkfreq.errors import ConfigError
 from checkfreq.integrations.dcp import CFStorageReader
-from checkfreq.types import Role
-from tests.integrations import parts
-from tests.integrations.support import failure_of, same, trained
+from tests.integrations.support import same, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 
@@ -103,33 +100,12 @@ def test_an_optimizer_s_state_is_found_by_names_if_they_are_given(tmp_path: Path
     assert same(other_optimizer.state_dict()["state"], optimizer.state_dict()["state"])
 
 
-@pytest.mark.parametrize(
-    ("names", "text"),
-    [
-        ({"optimizer": ["a"]}, "expected 7 names, got 1"),
-        ({"model": ["a"]}, "expected an optimizer"),
-        ({"optimiser": ["a"]}, "holds no optimiser"),
-    ],
-)
-def test_names_that_do_not_fit_are_refused(
-    tmp_path: Path, names: dict[str, list[str]], text: str
-) -> None:
+def test_names_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     net, optimizer = trained()
     write(tmp_path, model=net, optimizer=optimizer)
-    with pytest.raises(ConfigError, match=text):
-        CFStorageReader(tmp_path, parameter_names=names).read_metadata()
-
-
-def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
-    net, optimizer = trained()
-    write(tmp_path, model=net, optimizer=optimizer)
-    file = tmp_path / "step-00000001" / "optimizer.safetensors"
-    file.write_bytes(bytes(file.stat().st_size))
-    other, other_optimizer = trained(seed=1)
-    load(tmp_path, {"model": other})
-    assert same(other.state_dict(), net.state_dict())
-    error = failure_of(lambda: load(tmp_path, {"optimizer": other_optimizer}))
-    assert isinstance(error, CorruptCheckpointError)
+    for name, text in (("optimizer", "expected 7 names, got 1"), ("model", "expected an optim")):
+        with pytest.raises(ConfigError, match=text):
+            CFStorageReader(tmp_path, parameter_names={name: ["a"]}).read_metadata()
 
 
 def test_an_object_that_cannot_be_flattened_does_not_keep_the_others(
@@ -141,89 +117,3 @@ def test_an_object_that_cannot_be_flattened_does_not_keep_the_others(
     load(tmp_path, {"model": other})
     assert same(other.state_dict(), net.state_dict())
     assert "odd has no place in a flat state dict" in caplog.text
-
-
-# Many ranks, written by hand.
-
-
-def of_two_ranks(
-    chk_dir: Path, make: Callable[[int], CFCheckpoint], *, split: bool = False, world: int = 2
-) -> dict[int, Any]:
-    """A checkpoint of step 1, of ranks 0 and 1 of ``world``; the ranks' own JSON."""
-    objects, own, files = capture_on_two_ranks(chk_dir, make, split=split)
-    parts.commit(chk_dir, 1, objects, own, files, world=world)
-    return own
-
-
-def capture_on_two_ranks(
-    chk_dir: Path, make: Callable[[int], CFCheckpoint], *, split: bool
-) -> tuple[Any, dict[int, Any], list[Any]]:
-    """What makes the manifest, the files being written."""
-    parts.begin(chk_dir, 1)
-    objects: Any = {}
-    own: dict[int, Any] = {}
-    files: list[Any] = []
-    for rank in (0, 1):
-        role = Role(rank, 2, (0, 1), split)
-        captured, entries = parts.write_part(chk_dir, 1, make(rank), role)
-        objects = captured.objects or objects
-        own[rank] = captured.rank_objects
-        files += entries
-    return objects, own, files
-
-
-def test_tensors_sharded_over_two_ranks_are_whole_again(tmp_path: Path) -> None:
-    net, optimizer = trained(steps=2)
-    own = of_two_ranks(
-        tmp_path, lambda rank: CFCheckpoint(model=net, optimizer=optimizer), split=True
-    )
-    assert "shards" in own[1]["optimizer"]
-    other, other_optimizer = trained(seed=1)
-    load(tmp_path, {"model": other, "optimizer": other_optimizer})
-    assert same(other.state_dict(), net.state_dict())
-    assert same(other_optimizer.state_dict(), optimizer.state_dict())
-
-
-def test_a_single_process_gets_the_first_rank_s_own_state(tmp_path: Path) -> None:
-    net, _ = trained()
-
-    def make(rank: int) -> CFCheckpoint:
-        note = {"rank": rank, "at": torch.tensor(rank)}
-        return CFCheckpoint(model=net, note=note, per_rank=("note",))
-
-    of_two_ranks(tmp_path, make)
-    found = load(tmp_path, {"note": {"rank": None, "at": torch.tensor(9)}})
-    assert same(found, {"note": {"rank": 0, "at": torch.tensor(0)}})
-
-
-def test_tensors_with_shards_in_other_directories_are_refused(tmp_path: Path) -> None:
-    net, optimizer = trained()
-    objects, own, files = capture_on_two_ranks(
-        tmp_path, lambda rank: CFCheckpoint(model=net, optimizer=optimizer), split=True
-    )
-    for name in [*own[1]]:
-        files = [file for file in files if file.name != f"{name}.rank-00001.safetensors"]
-    parts.commit(tmp_path, 1, objects, {0: own[0]}, files, world=2)
-    with pytest.raises(ConfigError, match="holds only the parts of ranks 0 of 2"):
-        CFStorageReader(tmp_path).read_metadata()
-
-
-@pytest.mark.parametrize("fault", ["gap", "outside", "other shape"])
-def test_shards_that_do_not_cover_a_tensor_are_damage(tmp_path: Path, fault: str) -> None:
-    net, optimizer = trained()
-    objects, own, files = capture_on_two_ranks(
-        tmp_path, lambda rank: CFCheckpoint(model=net, optimizer=optimizer), split=True
-    )
-    shards = {**own[0]["optimizer"]["shards"], **own[1]["optimizer"]["shards"]}
-    key, (shape, offsets) = next(iter(shards.items()))
-    for part in own.values():
-        if key in part["optimizer"]["shards"]:
-            wrong = {
-                "gap": [[shape[0] + 1, *shape[1:]], offsets],
-                "outside": [shape, [99, *offsets[1:]]],
-                "other shape": [[*shape, 1], [*offsets, 0]],
-            }
-            part["optimizer"]["shards"][key] = wrong[fault]
-    parts.commit(tmp_path, 1, objects, own, files, check=False)
-    with pytest.raises(CorruptCheckpointError, match=f"shards of optimizer.{key}"):
-        CFStorageReader(tmp_path).read_metadata()

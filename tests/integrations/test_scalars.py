@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from checkfreq import CFConfig
 from checkfreq.integrations.scalars import MlflowScalars, WandbScalars
 from tests.contract.runs import Training, managed
@@ -60,25 +58,3 @@ def test_mlflow_gets_each_value_without_being_waited_for(tmp_path: Path) -> None
     train(tmp_path / "chk", MlflowScalars(client, "run-1"))
     stall = [one for one in client.logged if one[1] == "checkfreq/stall_s"]
     assert [(one[0], *one[3:]) for one in stall] == [("run-1", 2, False)]
-
-
-def test_wandb_itself_takes_the_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wandb = pytest.importorskip("wandb", reason="wandb is not installed")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    run = wandb.init(project="checkfreq", dir=tmp_path, mode="offline")
-    train(tmp_path / "chk", WandbScalars(run))
-    run.log({"loss": 1.0}, step=7)
-    assert run.summary["checkfreq/step"] == 2
-    run.finish()
-
-
-def test_mlflow_itself_takes_the_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    mlflow.set_tracking_uri((tmp_path / "mlruns").as_uri())
-    client = mlflow.MlflowClient()
-    with mlflow.start_run() as run:
-        train(tmp_path / "chk", MlflowScalars(client, run.info.run_id))
-    mlflow.flush_async_logging()
-    found = client.get_metric_history(run.info.run_id, "checkfreq/stall_s")
-    assert [metric.step for metric in found] == [2]

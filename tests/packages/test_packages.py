@@ -95,15 +95,6 @@ def test_the_example_of_the_readme_runs_from_the_wheel(beside_torch: Path, tmp_p
     assert ": ok, " in verified
 
 
-def test_the_examples_run_from_the_wheel(beside_torch: Path, tmp_path: Path) -> None:
-    python = beside_torch / "python"
-    said = run([python, "-m", "checkfreq.examples.minimal", "chk"], cwd=tmp_path).stdout
-    assert "digest " in said
-    for name in ("imagenet", "imagenet.run_all"):
-        said = run([python, "-m", f"checkfreq.examples.{name}", "--help"], cwd=tmp_path).stdout
-        assert f"usage: python -m checkfreq.examples.{name} " in said
-
-
 @pytest.mark.parametrize("page", ["slurm.md", "spot.md"])
 def test_the_job_files_of_a_page_are_copied_from_the_wheel(
     page: str, beside_torch: Path, tmp_path: Path

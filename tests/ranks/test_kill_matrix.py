@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from checkfreq import KeepLast, faults
+from checkfreq import faults
 from tests.acceptance.processes import verify_all, wait_unlocked
-from tests.acceptance.ranks import Heard, Life, Rank, Ranks, run, run_well
+from tests.acceptance.ranks import Heard, Life, Rank, Ranks, Where, run, run_well
 from tests.patience import slowness
 from tests.ranks import tiny
 
@@ -113,18 +113,14 @@ def passes(folder: Path, layout: Layout) -> dict[tuple[str, int], int]:
     return found
 
 
-def short() -> dict[str, float]:
-    """A successor may wait so long for parts that nobody will write any more."""
-    return {"rank_timeout_s": 2.0 * slowness(), "takeover_s": 120.0}
-
-
 def life_in(folder: Path, number: int, layout: Layout, seed: int = 0, **settings: Any) -> Life:
+    # A successor may wait so long for parts that nobody will write any more.
+    short = {"rank_timeout_s": 2.0 * slowness(), "takeover_s": 120.0}
     config: dict[str, Any] = {
-        "config": {**short(), **layout.config},
+        "config": {**short, **layout.config},
         "local": layout.local,
-        "manager": {"retention": KeepLast(3)},
+        "frozen": True,  # linked from checkpoint to checkpoint by whoever leads
     }
-    config["frozen"] = True  # linked from checkpoint to checkpoint by whoever leads
     return Life(layout.program, folder, layout.world, number, seed, {**config, **settings})
 
 
@@ -180,23 +176,28 @@ def live(life: Life, kill: Kill, gate: Path) -> list[Heard]:
             heard = ranks.finish()
             assert [one.exit_code for one in heard] == [0] * life.world, f"{kill}: {heard}"
             replaced = [one.last("done")["num_workers_replaced"] for one in heard]
-            assert replaced == [int(rank == kill.rank) for rank in range(life.world)], (
-                f"{kill}: {heard}"
-            )
-            assert [one.last("done")["num_failed"] for one in heard] == [0] * life.world, (
-                f"{kill}: {heard}"
-            )
+            expected = [int(rank == kill.rank) for rank in range(life.world)]
+            assert replaced == expected, f"{kill}: {heard}"
+            failed = [one.last("done")["num_failed"] for one in heard]
+            assert failed == [0] * life.world, f"{kill}: {heard}"
             return heard
         if kill.victim == "all":
             ranks.watch(Path(f"{gate}.reached"))
-            ranks.kill_workers()
-            ranks.kill()
-            heard = ranks.finish()
+            heard = kill_all(ranks)
             gate.touch()  # for a worker whose process id nobody knew
             return heard
         heard = ranks.end_with(kill.rank)
         assert heard[kill.rank].exit_code == -signal.SIGKILL, f"{kill} was not reached: {heard}"
         return heard
+
+
+def kill_all(ranks: Ranks) -> list[Heard]:
+    """Trainers and workers at once: none lives on to replace a worker that was killed."""
+    for rank in range(len(ranks.heard)):
+        os.kill(ranks.pid(rank), signal.SIGSTOP)
+    ranks.kill_workers()
+    ranks.kill()
+    return ranks.finish()
 
 
 def an_older_step(folder: Path) -> int:
@@ -277,99 +278,29 @@ def test_every_point_is_passed_and_the_leader_alone_commits(reached: Any) -> Non
 # ---- those who survive
 
 
-@dataclass(frozen=True)
-class Loss:
-    """Who is lost, where, and where the store is that the ranks meet over."""
-
-    rank: int
-    point: str
-    hit: int
-    store: Any
-
-
-LOSSES = [
-    Loss(1, "meeting.hear", 8, "file"),
-    Loss(2, "socket.receive", 1, "agent"),
-    Loss(0, "meeting.say", 8, "rank 0"),
-    Loss(0, "snapshot.copy_start", 2, "file"),
+#: Who is lost, where, and where the store is that the ranks meet over.
+LOSSES: list[tuple[int, str, Where]] = [
+    (2, "socket.receive:kill-self:1", "agent"),
+    (0, "meeting.say:kill-self:8", "rank 0"),
+    (0, "snapshot.copy_start:kill-self:2", "file"),
 ]
 
 
-@pytest.fixture(scope="module")
-def losses(
-    pool: ThreadPoolExecutor, tmp_path_factory: pytest.TempPathFactory
-) -> dict[Loss, Future[list[Heard]]]:
-    """Every loss, under way."""
-
-    def lose(loss: Loss) -> list[Heard]:
-        config = {"rank_timeout_s": 3.0 * slowness(), "meet_every_s": 0.2}
-        settings = {"steps": 1000, "config": config}
-        scripts = {loss.rank: f"{loss.point}:kill-self:{loss.hit}"}
-        folder = tmp_path_factory.mktemp("loss")
-        return run(Life(tiny.train, folder, 3, 0, 0, settings, scripts, store=loss.store))
-
-    return {loss: pool.submit(lose, loss) for loss in LOSSES}
-
-
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: f"{loss.rank}-{loss.point}-{loss.store}")
+@pytest.mark.parametrize(("lost", "script", "store"), LOSSES)
 def test_a_lost_rank_ends_the_others_with_an_error_that_names_it_and_the_phase(
-    loss: Loss, losses: dict[Loss, Future[list[Heard]]]
+    lost: int, script: str, store: Where, tmp_path: Path
 ) -> None:
-    heard = losses[loss].result()
-    assert heard[loss.rank].exit_code == -signal.SIGKILL, heard
-    for rank in {0, 1, 2} - {loss.rank}:
+    config = {"rank_timeout_s": 3.0 * slowness(), "meet_every_s": 0.2}
+    settings = {"steps": 1000, "config": config}
+    heard = run(Life(tiny.train, tmp_path, 3, 0, 0, settings, {lost: script}, store=store))
+    assert heard[lost].exit_code == -signal.SIGKILL, heard
+    for rank in {0, 1, 2} - {lost}:
         failure = heard[rank].failure
         assert failure is not None, heard[rank]
         assert failure.kind in ("RankError", "PersistError"), failure.trace
         assert failure.phase
-        assert failure.kind == "PersistError" or failure.ranks == (loss.rank,), failure.text
-        assert f"rank {loss.rank}" in failure.text or f"rank(s) {loss.rank}" in failure.text
-
-
-def test_a_missing_part_is_an_error_on_all_ranks_that_names_who_wrote_none(tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
-    heard = run(
-        Life(
-            tiny.train,
-            tmp_path,
-            settings={
-                "steps": 100_000,
-                "config": {
-                    "rank_timeout_s": 1.0 * slowness(),
-                    "meet_every_s": 0.1,
-                    "close_timeout_s": 1.0,
-                },
-                "manager": {"tolerate_failures": 0, "chk_freq": 2},
-            },
-            worker_faults={1: f"parts.write_manifest:pause-{gate}"},
-        )
-    )
-    gate.touch()
-    for one in heard:
-        assert one.failure is not None, one
-        assert "wrote no part within" in one.failure.text
-        assert "1" in one.failure.text
-    assert verify_all(tmp_path / "chk") == []
-    assert os.listdir(tmp_path / "chk")
-
-
-def kill_own_worker(rank: Rank) -> None:
-    """Rank 0's worker is dead when step 2 is agreed: the others may be ahead of its successor."""
-    with tiny.managed(rank) as (manager, job):
-        manager.restore()
-        for step in range(1, 6):
-            job.update(manager)
-            process = manager._persistence._client._process
-            if rank.rank == 0 and step == 2 and process is not None:
-                process.kill()
-            manager.step()
-        manager.wait()
-    rank.send("num_failed", manager.stats()["num_failed"])
-
-
-def test_parts_written_while_the_leaders_worker_is_replaced_are_not_lost(tmp_path: Path) -> None:
-    heard = run_well(Life(kill_own_worker, tmp_path, settings={"config": short()}))
-    assert [one.last("num_failed") for one in heard] == [0, 0]
+        assert failure.kind == "PersistError" or failure.ranks == (lost,), failure.text
+        assert f"rank {lost}" in failure.text or f"rank(s) {lost}" in failure.text
 
 
 def test_a_first_checkpoint_that_some_directories_never_got_does_not_end_the_run(
@@ -382,9 +313,7 @@ def test_a_first_checkpoint_that_some_directories_never_got_does_not_end_the_run
     with Ranks(life) as ranks:
         ranks.watch(Path(f"{gate}.reached"))
         ranks.watch(tmp_path / "chk-0/step-00000001/manifest.json")
-        ranks.kill_workers()
-        ranks.kill()
-        ranks.finish()
+        kill_all(ranks)
     assert [verify_all(tmp_path / f"chk-{rank}")[:1] for rank in range(OWN.world)] == [[1], []]
 
     heard = run_well(life_in(tmp_path, 1, OWN, steps=4))

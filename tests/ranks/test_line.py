@@ -29,13 +29,6 @@ def test_no_wait_becomes_longer_by_a_quarter_and_by_0_3_ms_a_rank(
         assert seen_s <= wait_s + max(0.25 * wait_s, 0.01, 3e-4 * world) + 1e-9
 
 
-def test_what_takes_about_as_long_each_time_is_looked_for_a_few_times_only() -> None:
-    pace = Pace(64)
-    first, _ = looks(pace, 0.01)
-    later = [looks(pace, 0.01)[0] for _ in range(9)]
-    assert max(later) <= 2 < 15 < first
-
-
 def test_all_ranks_together_look_at_the_store_no_more_often_however_many_they_are() -> None:
     for world in (256, 512, 1000):
         assert world / Pace(world).pause_s(60.0) <= 2000

@@ -86,17 +86,25 @@ def expect_same_bits(before: list[dict[int, str]], heard: list[Heard]) -> int:
     return int(step)
 
 
-def test_every_rank_goes_on_with_its_own_worker_and_memory(folder: Path, local: bool) -> None:
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_every_rank_goes_on_with_its_own_memory_and_one_that_has_none_from_the_disk(
+    folder: Path, local: bool, is_lost: bool
+) -> None:
     before = killed(life_in(folder, local))
     for rank in range(WORLD):
         offered(folder, local, rank).close()
+    workers = [one.last("worker") for one in before]
+    if is_lost:
+        os.kill(workers[1], signal.SIGKILL)
 
     after = run_well(life_in(folder, local, 1))
 
     expect_same_bits(bits_of(before), after)
-    assert [one.last("source") for one in after] == ["memory"] * WORLD
-    workers = [[one.last("worker") for one in heard] for heard in (before, after)]
-    assert workers[0] == workers[1]
+    assert [one.last("worker") == own for one, own in zip(after, workers, strict=True)] == [
+        True,
+        not is_lost,
+    ]
+    assert is_lost or [one.last("source") for one in after] == ["memory"] * WORLD
     for rank in range(WORLD):
         assert verify_all(directory_of(folder, local, rank))[-1] == STEPS
 
@@ -118,33 +126,3 @@ def test_a_step_that_was_complete_but_not_committed_is_waited_for(folder: Path) 
         after = ranks.finish()
     assert expect_same_bits(bits_of(before), after) > durable[0]
     assert verify_all(folder / "chk")[-1] == STEPS
-
-
-def test_the_files_of_a_rank_without_memory_are_read_from_the_disk(
-    folder: Path, local: bool
-) -> None:
-    before = killed(life_in(folder, local))
-    for rank in range(WORLD):
-        offered(folder, local, rank).close()
-    lost = before[1].last("worker")
-    os.kill(lost, signal.SIGKILL)
-    after = run_well(life_in(folder, local, 1))
-    expect_same_bits(bits_of(before), after)
-    assert after[0].last("worker") == before[0].last("worker")
-    assert after[1].last("worker") != lost
-
-
-def test_damage_in_the_memory_of_one_rank_sends_all_to_the_disk(folder: Path, local: bool) -> None:
-    before = killed(life_in(folder, local))
-    offered(folder, local, 0).close()
-    with offered(folder, local, 1) as offer:
-        for snapshot in offer.body.snapshots:
-            for spec in snapshot.layout:
-                if spec.num_bytes > spec.header_bytes:
-                    at = spec.slot_offset + spec.header_bytes
-                    (byte,) = os.pread(offer.slot_fds[snapshot.slot], 1, at)
-                    os.pwrite(offer.slot_fds[snapshot.slot], bytes([byte ^ 1]), at)
-        newest = max(one.step for one in offer.body.snapshots)
-    after = run_well(life_in(folder, local, 1))
-    assert expect_same_bits(bits_of(before), after) == newest
-    assert [one.last("source") for one in after] == ["directory"] * WORLD

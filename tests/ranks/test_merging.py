@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkfreq.errors import ConfigError, RankError
-from checkfreq.ranks import rank_sets, words
+from checkfreq.ranks import rank_sets
 from checkfreq.ranks.merging import (
     Merge,
     agreeing,
@@ -127,80 +126,4 @@ def test_a_word_of_many_ranks_that_say_the_same_is_as_long_as_one() -> None:
 # ---- the words themselves: flat, as rank 0 would judge what each rank said
 
 
-@st.composite
-def one_word(draw: st.DrawFn) -> Any:
-    kind = draw(st.sampled_from(["said"] * 6 + ["elsewhere", "left"]))
-    if kind == "left":
-        return ("left", draw(NAMES))
-    return ("said", "step 4" if kind == "said" else draw(st.sampled_from(["save", "wait"])))
-
-
-@settings(max_examples=30)
-@given(st.lists(one_word(), min_size=1, max_size=20), st.integers(1, 5))
-def test_who_left_or_does_something_else_is_named_wherever_it_is(
-    ranks: list[tuple[str, str]], fan_in: int
-) -> None:
-    ranks[0] = ("said", "step 4")
-    tree = Tree(len(ranks), fan_in=fan_in)
-
-    def word(rank: int) -> Any:
-        kind, text = ranks[rank]
-        if kind == "left":  # who leaves does not read its children's words
-            return through_json(words.left(rank, text))
-        node = tree.node(rank)
-        own = (range(rank, rank + 1), {"phase": text, "said": 1})
-        below = [(block, word(block.start)) for block in node.children]
-        return through_json(words.joined([own, *below], sum))
-
-    hidden = {
-        other
-        for rank, one in enumerate(ranks)
-        if one[0] == "left"
-        for other in tree.node(rank).block
-    }
-    left = [rank for rank, one in enumerate(ranks) if one[0] == "left"]
-    heard_left = [r for r in left if not any(r in tree.node(o).block[1:] for o in left)]
-    apart = [r for r, one in enumerate(ranks) if one[1] != "step 4" and r not in hidden]
-    reply = words.reply(word(0), "step 4", lambda total: total)
-    if not heard_left and not apart:
-        assert reply == {"reply": len(ranks)}
-        return
-    error = words.raised(through_json(reply))
-    assert isinstance(error, RankError)
-    assert error.ranks == tuple(heard_left or apart)
-    for rank in heard_left:
-        assert f"rank {rank} left the run: {ranks[rank][1]}" in str(error)
-
-
-def test_who_was_lost_below_is_what_all_are_told_whatever_else_was_said() -> None:
-    error = RankError("rank 3 waited in vain", ranks=[5], phase="step 4")
-    own = (range(1), {"phase": "step 4", "said": 1})
-    block = (range(1, 3), words.left(1, "gone"))
-    word = words.joined([own, block, (range(3, 9), words.lost(error))], sum)
-    raised = words.raised(words.reply(words.joined([(range(9), word)], sum), "step 4", lambda w: w))
-    assert (str(raised), raised.ranks) == (str(error), (5,))  # type: ignore[attr-defined]
-
-
-def test_an_error_that_a_decision_raises_is_what_all_receive() -> None:
-    def refuse(word: Any) -> Any:
-        raise ConfigError("no")
-
-    reply = words.reply({"phase": "step 4", "said": 1}, "step 4", refuse)
-    assert type(words.raised(reply)) is ConfigError
-
-
 # ---- sets of ranks
-
-
-@settings(max_examples=30)
-@given(st.sets(st.integers(0, 60)))
-def test_a_set_of_ranks_keeps_its_members_in_as_few_runs_as_there_are(ranks: set[int]) -> None:
-    runs = rank_sets.of_ranks(ranks)
-    assert rank_sets.members(runs) == sorted(ranks)
-    assert len(runs) == sum(rank - 1 not in ranks for rank in ranks)
-
-
-def test_long_runs_are_named_by_their_ends() -> None:
-    assert rank_sets.names_of([3]) == "rank 3"
-    assert rank_sets.names_of([1, 2, 5]) == "ranks 1, 2, 5"
-    assert rank_sets.names_of([7, 2, *range(16, 32)]) == "ranks 2, 7, 16 to 31"

@@ -13,15 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from checkfreq import CFCheckpoint, CFManager, CFMode
+from checkfreq import CFMode
 from checkfreq.store.store import CheckpointStore
-from iterators import CFIterator, ResumableDataLoader
 from tests.acceptance.processes import verify_all
 from tests.acceptance.ranks import Heard, Life, Rank, Ranks, run, run_well
 from tests.ranks import tiny
-from tests.store.parsing import steps_parsed
 
 pytestmark = [pytest.mark.dist, pytest.mark.crash]
 
@@ -34,66 +31,46 @@ def life(program: Any, folder: Path, world: int = 2, **settings: Any) -> Life:
 
 
 def every_call(rank: Rank) -> None:
+    """With metrics that are each rank's own, at a boundary and between two; only rank 0 pins."""
+    heard = tiny.Warnings()
+    logging.getLogger("checkfreq").addHandler(heard)
+    metrics = {"loss": 0.5 + rank.rank, "diverged": float("nan")}
     with tiny.managed(rank, chk_freq=0) as (manager, job):
         assert not manager.restore()
         for _ in range(2):
             job.update(manager)
-            manager.save()  # between boundaries: at the next
+            manager.save(metrics=metrics)  # between boundaries: at the next
             manager.step()
         manager.wait()
         rank.send("waited", manager.stats()["last_durable_step"], manager.all_steps())
         job.update(manager)
         manager.step()
-        manager.save(wait=True, metrics={"loss": 0.5}, keep=True)
+        manager.save(wait=True, metrics=metrics, keep=rank.rank == 0)
         rank.send("saved", manager.stats()["last_durable_step"], manager.latest_step())
         job.update(manager)
         manager.step()
     rank.send("closed", manager.stats()["last_durable_step"])
     rank.send("counts", manager.stats()["num_committed"], manager.stats()["num_failed"])
-
-
-def rate(rank: Rank) -> None:
-    """Metrics that are each rank's own, at a boundary and between two; only rank 0 pins."""
-    texts: list[str] = []
-    handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("checkfreq").addHandler(handler)
-    with tiny.managed(rank, chk_freq=0) as (manager, job):
-        manager.restore()
-        for step in range(2):
-            metrics = {"loss": 0.5 + rank.rank, "diverged": float("nan")}
-            job.update(manager)
-            if step:
-                manager.save(metrics=metrics, keep=rank.rank == 0)
-            manager.step()
-            manager.save(metrics=metrics)
-    rank.send("warned", texts)
-
-
-def test_rank_0s_metrics_are_stored_in_every_directory_and_a_difference_is_said_once(
-    tmp_path: Path,
-) -> None:
-    heard = run_well(life(rate, tmp_path, local=True))
-    (warning,) = heard[0].last("warned")
-    assert "loss is 0.5 on rank 0, 1.5 on rank 1" in warning
-    assert "diverged" not in warning
-    assert heard[1].last("warned") == []
-    marks = [CheckpointStore(tmp_path / f"chk-{rank}").marks() for rank in (0, 1)]
-    assert repr(marks[0]) == repr(marks[1])
-    assert [(mark.keep, mark.metrics["loss"]) for mark in marks[0].values()] == [
-        (False, 0.5),
-        (True, 0.5),
-    ]
+    rank.send("warned", heard.texts)
 
 
 def test_every_call_has_the_same_outcome_on_all_ranks(tmp_path: Path) -> None:
-    heard = run_well(life(every_call, tmp_path))
-    for one in heard:
+    """Rank 0's metrics and pins are stored in every directory, and a difference is said once."""
+    heard = run_well(life(every_call, tmp_path, local=True))
+    for rank, one in enumerate(heard):
         assert one.last("waited") == (2, [1, 2])
         assert one.last("saved") == (3, 3)
         assert one.last("closed") == 4
         assert one.last("counts") == (4, 0)
-    assert verify_all(tmp_path / "chk") == [1, 2, 3, 4]  # the third is pinned
+        chk_dir = tmp_path / f"chk-{rank}"
+        assert verify_all(chk_dir) == [1, 2, 3, 4]  # the third is pinned
+        marks = CheckpointStore(chk_dir).marks()
+        assert [marks[step].metrics["loss"] for step in (1, 2, 3)] == [0.5] * 3
+        assert [marks[step].keep for step in (1, 2, 3)] == [False, False, True]
+    (warning,) = heard[0].last("warned")
+    assert "loss is 0.5 on rank 0, 1.5 on rank 1" in warning
+    assert "diverged" not in warning
+    assert heard[1].last("warned") == []
 
 
 def train_and_tell(rank: Rank) -> None:
@@ -111,20 +88,6 @@ def train_and_tell(rank: Rank) -> None:
                 raise KeyError("a bug of rank 1's own")
         rank.send("stopped", manager.global_step, manager.should_stop)
     rank.send("durable", manager.stats()["last_durable_step"])
-
-
-def restore_counting(rank: Rank) -> None:
-    """Say which commit records the trainer parses in a restore."""
-    with tiny.managed(rank) as (manager, _), steps_parsed() as steps:
-        manager.restore()
-        rank.send("parsed", sorted(steps))
-
-
-@pytest.mark.more
-def test_each_rank_parses_each_commit_record_once_in_a_restore(tmp_path: Path) -> None:
-    run_well(life(tiny.train, tmp_path, steps=3))
-    for one in run_well(Life(restore_counting, tmp_path, number=1)):
-        assert one.last("parsed") == [1, 2, 3]
 
 
 def test_a_stop_signal_to_one_rank_stops_all_at_the_same_step(tmp_path: Path) -> None:
@@ -157,50 +120,6 @@ def test_an_error_of_one_rank_ends_the_others_with_an_error_that_names_it(tmp_pa
 def failure_of(heard: Heard) -> Any:
     assert heard.failure is not None, heard
     return heard.failure
-
-
-def finish_early(rank: Rank) -> None:
-    """Early stopping after the first epoch of two batches."""
-    with tiny.managed(rank, chk_freq=0) as (manager, job):
-        loader = CFIterator(ResumableDataLoader(list(range(4)), 1), cf_manager=manager)
-        manager.restore()
-        for _ in loader.epochs(3):
-            for _batch in loader:
-                job.update(manager)
-            manager.finish()
-        rank.send("trained", manager.global_step, manager.update_attempts, manager.finished)
-
-
-@pytest.mark.more
-def test_a_finished_run_is_finished_on_all_ranks_if_all_directories_say_so(tmp_path: Path) -> None:
-    settings = {"local": True}
-    for one in run_well(Life(finish_early, tmp_path, settings=settings)):
-        assert one.last("trained") == (2, 4, True)
-    for one in run_well(Life(finish_early, tmp_path, number=1, settings=settings)):
-        assert one.last("trained") == (2, 0, True)
-    (tmp_path / "chk-1/marks.jsonl").unlink()  # as if it had been killed before it wrote that
-    for one in run_well(Life(finish_early, tmp_path, number=2, settings=settings)):
-        assert one.last("trained") == (4, 4, True)
-
-
-def own_nothing(rank: Rank) -> None:
-    """All that is tracked is the same on all ranks, and the first one writes it."""
-    table = {"table": torch.zeros(8)}
-    chk = CFCheckpoint(rng=False, table=table)
-    with CFManager(
-        rank.chk_dir, chk, mode=CFMode.MANUAL, chk_freq=0, config=tiny.config(rank)
-    ) as manager:
-        manager.restore()
-        with manager.updating():
-            table["table"] += 1
-        manager.step()
-        manager.save(wait=True)
-        rank.send("durable", manager.stats()["last_durable_step"])
-
-
-def test_a_rank_that_has_nothing_to_write_writes_its_part(tmp_path: Path) -> None:
-    heard = run_well(life(own_nothing, tmp_path))
-    assert [one.last("durable") for one in heard] == [1, 1]
 
 
 # ---- decisions
@@ -311,37 +230,6 @@ def test_checkpoints_go_on_once_a_failure_is_over(tmp_path: Path) -> None:
     (failed,) = [event for event in events if event["kind"] == "failed"]
     assert "rank 1 wrote no part" in failed["error"]
     assert "Input/output error" in failed["error"]
-
-
-def on_all(holds: bool) -> bool:
-    said = torch.tensor(int(holds))
-    dist.all_reduce(said, dist.ReduceOp.MIN)
-    return bool(said)
-
-
-def outlast(rank: Rank) -> None:
-    """Train with the defaults until storage works again; every rank sees the same."""
-    with tiny.managed(rank, chk_freq=1, tolerate_failures=None) as (manager, job):
-        manager.restore()
-        while not on_all(manager.stats()["num_committed"] >= 1):
-            job.update(manager)
-            manager.step()
-            manager.wait()
-    stats = manager.stats()
-    rank.send("outlasted", manager.global_step, stats["last_durable_step"])
-    rank.send("deferred", stats["num_deferred"], stats["num_failed"])
-
-
-@pytest.mark.more
-def test_storage_that_fails_on_one_rank_holds_checkpoints_back_on_all_until_it_works(
-    tmp_path: Path,
-) -> None:
-    script = "commit.mkdir:raise-EIO:1;commit.rename:raise-EIO:1"
-    heard = run_well(Life(outlast, tmp_path, settings={"local": True}, worker_faults={1: script}))
-    step, durable = heard[0].last("outlasted")
-    assert heard[1].last("outlasted") == (step, durable) == (step, step)
-    assert heard[0].last("deferred")[0] == heard[1].last("deferred")[0] >= 1
-    assert heard[1].last("deferred")[1] == 2
 
 
 def save_twice(rank: Rank) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkfreq.policy.ending import Needs
 from checkfreq.ranks.coordinator import Decision, Proposal
-from checkfreq.ranks.rank_sets import listed
+from checkfreq.ranks.merging import Merge
 from checkfreq.ranks.tally import Tally, Vote, decide, joined, tally_json, tally_of
 from checkfreq.ranks.tree import Tree
+from checkfreq.ranks.voting import Voting, difference, differences
 from checkfreq.run.notices import Stop
 from checkfreq.types import SnapshotPlace
 
@@ -49,83 +51,6 @@ VOTES = st.builds(
 )
 
 
-def flat(votes: Sequence[Vote]) -> Decision:
-    """The decision from a list of all votes: what the joined ones must come to."""
-    first = votes[0]
-    proposal, ranks = first.proposal, range(len(votes))
-    unready = tuple(rank for rank in ranks if not votes[rank].is_ready)
-    held_back = [f"{votes[r].held_back} (rank {r})" for r in ranks if votes[r].held_back]
-    is_written = all(vote.is_written for vote in votes)
-    takes = bool(proposal.reason) and not is_written
-    defers = proposal.why_late
-    if takes and not proposal.must and not defers and (held_back or unready):
-        text = f"no slot is free, or slots are being prepared, on rank {listed(unready)}"
-        defers = held_back[0] if held_back else text
-    needs = Needs(
-        max(vote.needs.durable_s for vote in votes), max(vote.needs.gap_s for vote in votes)
-    )
-    ends = [named(rank, vote.end) for rank, vote in enumerate(votes) if vote.end is not None]
-    end = min(ends, key=left_s, default=None)
-    stops = [named(rank, vote.stop) for rank, vote in enumerate(votes) if vote.stop is not None]
-    if end is not None:
-        stops = [replace(s, ends_in_s=min(s, end, key=left_s).ends_in_s) for s in stops]
-        if needs.must_start(left_s(end)):
-            stops.append(end)
-    soon = [] if end is None else [first.step + needs.boundaries_to_look(left_s(end))]
-    return Decision(
-        reason=proposal.reason,
-        must=proposal.must,
-        attempt="a1" if takes and not defers else "",
-        place=proposal.place,
-        waits_for=unready if takes and proposal.must else (),
-        defer=defers,
-        is_written=is_written,
-        stop=stops[0] if stops else None,
-        confirmed_step=confirmed(votes),
-        costs=highest(votes),
-        next_step=min([first.next_step, *soon]),
-        compares=any(vote.is_restructured for vote in votes),
-        is_held_back=bool(held_back),
-        keep=first.keep,
-        metrics=first.metrics,
-        unequal=unequal(votes),
-    )
-
-
-def named(rank: int, stop: Stop) -> Stop:
-    return replace(stop, source=f"{stop.source} (rank {rank})", why=f"{stop.why} (rank {rank})")
-
-
-def left_s(stop: Stop) -> float:
-    return math.inf if stop.ends_in_s is None else stop.ends_in_s
-
-
-def confirmed(votes: Sequence[Vote]) -> int | None:
-    held = [set(vote.durable) for vote in votes if vote.durable is not None]
-    common = set.intersection(*held) if held else set()
-    return max((step for step, _ in common), default=None)
-
-
-def highest(votes: Sequence[Vote]) -> dict[str, float]:
-    names = sorted({name for vote in votes for name in vote.costs})
-    return {n: max(vote.costs[n] for vote in votes if n in vote.costs) for n in names}
-
-
-def unequal(votes: Sequence[Vote]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name in sorted({name for vote in votes for name in vote.metrics}):
-        given = [(rank, v.metrics[name]) for rank, v in enumerate(votes) if name in v.metrics]
-        once = [
-            (rank, value)
-            for rank, value in given
-            if all(repr(value) != repr(other) for r, other in given if r < rank)
-        ]
-        first = votes[0].metrics.get(name)
-        if any(repr(value) != repr(first) for _, value in once):
-            found[name] = once if name in votes[0].metrics else [(0, None), *once]
-    return found
-
-
 def through_json(tally: Tally) -> Tally:
     return tally_of(json.loads(json.dumps(tally_json(tally))))
 
@@ -140,14 +65,64 @@ def comparable(decision: Decision) -> Any:
 
 @settings(max_examples=40)
 @given(st.lists(VOTES, min_size=1, max_size=16), st.integers(1, 4))
-def test_the_decision_is_that_from_a_list_of_all_votes(votes: list[Vote], fan_in: int) -> None:
+def test_votes_joined_in_a_tree_give_the_decision_of_those_joined_at_once(
+    votes: list[Vote], fan_in: int
+) -> None:
     tree = Tree(len(votes), fan_in=fan_in)
 
     def tally(rank: int) -> Tally:
         own = through_json(Tally.of(rank, votes[rank]))
         return through_json(joined([own, *(tally(head) for head in tree.node(rank).heads)]))
 
-    assert comparable(decide(tally(0), attempt="a1")) == comparable(flat(votes))
+    assert comparable(decide(tally(0), attempt="a1")) == comparable(decided(*votes))
+
+
+def decided(*votes: Vote) -> Decision:
+    return decide(joined([Tally.of(*each) for each in enumerate(votes)]), attempt="a1")
+
+
+def vote(**changes: Any) -> Vote:
+    return replace(Vote(Proposal("periodic"), True, False, next_step=50, step=7), **changes)
+
+
+@pytest.mark.parametrize(
+    ("votes", "expected"),
+    [
+        ([vote(), vote()], {"attempt": "a1", "next_step": 50}),
+        ([vote(), vote(is_ready=False)], {"attempt": ""}),
+        ([vote(is_written=True), vote()], {"attempt": "a1", "is_written": False}),
+        (
+            [vote(), vote(held_back="2 failed")],
+            {"is_held_back": True, "defer": "2 failed (rank 1)"},
+        ),
+        ([vote(costs={"a": 1.0}), vote(costs={"a": 2.0})], {"costs": {"a": 2.0}}),
+        ([vote(), vote(is_restructured=True)], {"compares": True}),
+        (
+            [vote(), vote(stop=Stop("a", "b", None))],
+            {"stop": Stop("a (rank 1)", "b (rank 1)", None)},
+        ),
+        (
+            [vote(metrics={"loss": 1.0}), vote(metrics={"loss": 2.0})],
+            {"metrics": {"loss": 1.0}, "unequal": {"loss": [(0, 1.0), (1, 2.0)]}},
+        ),
+        # Half of the 14 boundaries that there is time for.
+        (
+            [vote(), vote(end=Stop("slurm", "limit", 25.0), needs=Needs(10.0, 1.0))],
+            {"next_step": 14},
+        ),
+        # Rank 0 failed step 20, rank 1 has not committed 30 yet: nothing is in both but 10.
+        (
+            [vote(durable=((10, "a"), (30, "c"))), vote(durable=((10, "a"), (20, "b")))],
+            {"confirmed_step": 10},
+        ),
+        ([vote(durable=((20, "b"),)), vote(durable=None)], {"confirmed_step": 20}),
+        # The same number, but not the same checkpoint.
+        ([vote(durable=((20, "b"),)), vote(durable=((20, "x"),))], {"confirmed_step": None}),
+    ],
+)
+def test_what_ranks_decide_from_what_they_say(votes: list[Vote], expected: dict[str, Any]) -> None:
+    found = decided(*votes)
+    assert {name: getattr(found, name) for name in expected} == expected
 
 
 def test_a_tally_of_a_thousand_ranks_is_about_as_long_as_a_vote() -> None:
@@ -159,3 +134,28 @@ def test_a_tally_of_a_thousand_ranks_is_about_as_long_as_a_vote() -> None:
         Tally.of(rank, replace(own, metrics={"loss": float(rank)})) for rank in range(1000)
     ]
     assert len(json.dumps(tally_json(joined(differing)))) < 2 * len(one)
+
+
+class OneRank:
+    """Meetings of a single rank, whose words go through JSON as they do between ranks."""
+
+    def act(self, phase: str, action: Callable[[], Any], *, merge: Merge) -> Any:
+        word = json.loads(json.dumps(merge.of_one(0, action())))
+        return json.loads(json.dumps(merge.decide(merge.join([word]))))
+
+
+@pytest.mark.parametrize("place", [None, *SnapshotPlace])
+def test_a_decision_arrives_as_it_was_made(place: SnapshotPlace | None) -> None:
+    own = vote(proposal=Proposal("periodic", place=place))
+    decision = Voting(OneRank()).agree("step()", lambda: own, state=None)  # type: ignore[arg-type]
+    assert decision == decide(Tally.of(0, own), attempt=decision.attempt)
+    assert decision.place is place
+
+
+def test_a_difference_is_told_by_rank_and_name_and_not_without_end() -> None:
+    first = {f"model.{n}": "float32[2]" for n in range(20)}
+    text = difference({**first, "model.3": "float32[4]"}, first)
+    assert text == "model.3 is float32[4], on rank 0 float32[2]"
+    told = differences([(text, [[1, 1], [3, 3]]), ("b", [[2, 2]])])
+    assert f"ranks 1, 3: {text} | rank 2: b" in told
+    assert "and 15 more" in difference({}, first)

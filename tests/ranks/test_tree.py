@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkfreq.ranks.tree import FAN_IN, Tree
+from checkfreq.ranks.tree import Tree
 
 WORLDS, FAN_INS = st.integers(1, 120), st.integers(2, 20)
 
@@ -39,10 +36,3 @@ def test_no_tree_of_that_fan_in_is_lower(world: int, fan_in: int) -> None:
     found = height(Tree(world, fan_in=fan_in))
     assert sum(fan_in**level for level in range(found + 1)) >= world
     assert sum(fan_in**level for level in range(found)) < world
-
-
-@pytest.mark.parametrize("world", [17, 64, 256, 512, 1024, 4096, 10**5])
-def test_rank_0_reads_about_as_many_words_of_thousands_of_ranks_as_of_a_few(world: int) -> None:
-    tree = Tree(world)
-    assert len(tree.node(0).heads) <= FAN_IN
-    assert height(tree) <= math.ceil(math.log(world, FAN_IN))

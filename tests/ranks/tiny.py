@@ -8,6 +8,7 @@ manager.
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,18 @@ from tests.acceptance.ranks import Rank, config
 
 ROWS = 5  # which no world divides
 FROZEN = (512, 512)  # just as large as is worth a file of its own
+
+
+class Warnings(logging.Handler):
+    """Keeps what was said."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See Handler."""
+        self.texts.append(record.getMessage())
 
 
 class Tiny:

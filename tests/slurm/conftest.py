@@ -15,8 +15,6 @@ from tests.required import require
 from tests.slurm.cluster import DEADLINE_S, ROOT, Cluster, free_ports, started, why_not
 from tests.slurm.jobs import Job, bare, submit
 
-_SBATCH = ("sbatch", "--parsable", "--time=1", "--requeue", "--mem=100")
-
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -31,16 +29,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 def long_jobs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
     """Jobs that wait for real time limits; they run while other tests do."""
     folder = tmp_path_factory.mktemp("long")
-    limit = ("--time=1", "--signal=B:USR1@5")
     two = ("--time=1", "--signal=USR1@5", "--nodes=2", "--ntasks-per-node=1")
     return {
-        "single": submit(cluster, "single.sbatch", folder / "single", limit, slow_runs=2),
         "multinode": submit(cluster, "multinode.sbatch", folder / "two", two, slow_runs=2),
         "bare": bare(
             cluster, folder / "bare", "--time=1", slow_runs=2, export=slow_scontrol(folder)
-        ),
-        "timeout": Job(
-            cluster.call(*_SBATCH, f"--output={folder}/job-%j.log", "--wrap=sleep 600"), folder
         ),
     }
 

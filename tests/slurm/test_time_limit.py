@@ -10,22 +10,6 @@ from tests.slurm.jobs import Job
 pytestmark = [pytest.mark.slurm, pytest.mark.more, pytest.mark.slow]
 
 
-def test_a_job_that_ran_into_its_limit_is_not_requeued_by_slurm(
-    cluster: Cluster, long_jobs: dict[str, Job]
-) -> None:
-    job = long_jobs["timeout"]
-    assert cluster.wait_for_end(job.number) == ["TIMEOUT"]
-    assert cluster.restarts(job.number) == 0
-
-
-def test_a_job_under_a_time_limit_finishes_as_if_it_had_none(
-    cluster: Cluster, long_jobs: dict[str, Job], uninterrupted: Job
-) -> None:
-    job = long_jobs["single"]
-    assert cluster.wait_for_end(job.number) == ["COMPLETED"], job.log()
-    assert_same(job, uninterrupted)
-
-
 def test_two_ranks_under_a_time_limit_finish_as_if_they_had_none(
     cluster: Cluster, long_jobs: dict[str, Job], uninterrupted_two: Job
 ) -> None:

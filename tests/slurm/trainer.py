@@ -62,7 +62,7 @@ def main() -> None:
     chk, every = CFCheckpoint(**tracked), arguments.chk_freq
     mode = CFMode.MANUAL if every else CFMode.AUTO
     with CFManager(arguments.chk_dir, chk, mode=mode, chk_freq=every, config=config) as cf_manager:
-        loader = DataLoader(data, batch_size=8, shuffle=True, num_workers=arguments.workers)
+        loader = DataLoader(data, batch_size=8, shuffle=True)
         train_loader = CFIterator(loader, cf_manager=cf_manager)
         cf_manager.restore()
         start = cf_manager.global_step
@@ -114,7 +114,6 @@ def _beside(chk_dir: Path, name: str) -> Path:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("chk_dir", type=Path)
-    parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--slow-runs", type=int, default=0)
     parser.add_argument("--only-signals", action="store_true", help="do not ask SLURM for the end")
     parser.add_argument("--requeue", action="store_true", help="the job, when it was stopped")

@@ -40,16 +40,7 @@ die()
 """
 
 
-@pytest.fixture(params=["child", pytest.param("PID 1", marks=pytest.mark.more)])
-def wrapper(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    if request.param == "child":
-        return ()
-    if not can_be_pid_1():
-        pytest.skip("namespaces of processes cannot be made here")
-    return AS_PID_1
-
-
-def test_a_process_that_loses_its_parent_is_reaped(tmp_path: Path, wrapper: tuple[str]) -> None:
+def test_a_process_that_loses_its_parent_is_reaped(tmp_path: Path) -> None:
     program = (
         ORPHAN
         + """
@@ -69,15 +60,15 @@ while Path(f"/proc/{orphan}").exists():  # a zombie too
     time.sleep(0.01)
 """
     )
-    run = Supervised(tmp_path, program, wrapper=wrapper)
+    run = Supervised(tmp_path, program)
     assert run.end()[0] == 0
     given_to, supervisor = (line.split()[1] for line in run.notes()[-2:])
     assert given_to == supervisor
 
 
-def test_a_worker_that_still_writes_is_waited_for(tmp_path: Path, wrapper: tuple[str]) -> None:
+def test_a_worker_that_still_writes_is_waited_for(tmp_path: Path) -> None:
     program = ORPHAN + WORKER.format(trainer="trainer")
-    run = Supervised(tmp_path, program, "--max-restarts=0", wrapper=wrapper)
+    run = Supervised(tmp_path, program, "--max-restarts=0")
     assert run.process.stderr is not None
     assert f"waiting for what is still being written to {tmp_path / 'chk'}" in (
         run.process.stderr.readline()

@@ -28,10 +28,6 @@ class Environment:
         return self.state
 
 
-def batch() -> torch.Tensor:
-    return data[torch.randint(len(data), (16,))]
-
-
 torch.set_num_threads(1)
 torch.manual_seed(0)
 data = torch.randn(1000, 8)
@@ -43,18 +39,14 @@ with CFManager("chk", chk) as manager:
     manager.restore()
     step = place["step"]  # restored, after restore()
     observed = torch.zeros(8)
-    inputs = batch() if FAULT == "prefetch" else None
     words = list({"one", "two", "three", "four", "five", "six"})
     while step < STEPS:
         if FAULT == "environment":
             action = model(observed)
             observed = environment.step(action.detach() + torch.randn(8))
             loss = (model(observed) - observed).square().mean()
-        elif FAULT == "prefetch":  # the next batch is drawn before this one is used up
-            loss = model(inputs).square().mean()
-            inputs = batch()
         else:
-            loss = model(batch()).square().mean()
+            loss = model(data[torch.randint(len(data), (16,))]).square().mean()
         if FAULT == "set-order":
             loss = loss * (1 + words.index("one"))
         loss.backward()

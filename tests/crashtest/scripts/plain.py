@@ -89,8 +89,6 @@ def main() -> None:
                 save(state)
         if FAULT == "training-flag":
             model.eval()
-        if FAULT == "requires-grad":
-            model[0].requires_grad_(False)
     if pending is not None:
         save(pending)
     print("done", flush=True)

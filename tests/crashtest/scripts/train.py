@@ -20,7 +20,7 @@ from iterators import CFIterator, isolated_rng
 
 FAULT = sys.argv[1] if len(sys.argv) > 1 else ""
 #: The learning rate is not a scheduler's.
-OWN_RATE = ("lr-from-batch-index", "best-value", "local-counter", "clock")
+OWN_RATE = ("local-counter", "clock")
 RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 EPOCHS = 3
 
@@ -48,16 +48,6 @@ class Points(Dataset):
         return self.x[index] + 0.1 * noise, int(self.x[index, :3].argmax())
 
 
-class Lazy(dict):
-    """As transformers' mappings of classes, some of which this version does not have."""
-
-    def items(self):
-        raise ValueError("no such class")
-
-
-MAPPING = Lazy()
-
-
 def main() -> None:
     start_s = time.monotonic()
     torch.set_num_threads(1)
@@ -69,10 +59,6 @@ def main() -> None:
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.8)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=4)
-    ema = torch.optim.swa_utils.AveragedModel(
-        model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
-    )
     held_out = TensorDataset(torch.randn(20, 8))
     validation = (
         DataLoader(held_out, batch_size=10, num_workers=1, persistent_workers=True)
@@ -84,23 +70,12 @@ def main() -> None:
         torch.distributed.init_process_group("gloo")
         network = nn.parallel.DistributedDataParallel(model)
 
-    tracked = {
-        "model": model,
-        "optimizer": optimizer,
-        "scheduler": scheduler,
-        "scaler": scaler,
-        "ema": ema,
-    }
-    forgotten = {
-        "forgotten-scheduler": "scheduler",
-        "lost-scaler": "scaler",
-        "missing-ema": "ema",
-    }.get(FAULT)
-    tracked.pop(forgotten, None)
+    tracked = {"model": model, "optimizer": optimizer}
     if FAULT in OWN_RATE:
-        del tracked["scheduler"], scheduler
-    best, count = float("inf"), 0
-    accumulate = 3 if FAULT == "accumulation-by-enumerate" else 1
+        del scheduler
+    elif FAULT != "forgotten-scheduler":
+        tracked["scheduler"] = scheduler
+    count = 0
 
     with CFManager("chk", CFCheckpoint(**tracked), mode=CFMode.MANUAL, chk_freq=4) as manager:
         loader = DataLoader(Points(80), batch_size=4 // RANKS, shuffle=True)
@@ -110,31 +85,17 @@ def main() -> None:
             model.train()
             if FAULT == "peek":
                 next(iter(train_loader))
-            for index, (x, y) in enumerate(train_loader):
+            for x, y in train_loader:
                 count += 1
                 elapsed_s = time.monotonic() - start_s
                 for group in optimizer.param_groups if FAULT in OWN_RATE else []:
-                    rates = {
-                        "lr-from-batch-index": 0.01 / (1 + index),
-                        "local-counter": 0.01 / (1 + count),
-                        "best-value": 0.01 if best > 1 else 0.005 * best,
-                        "clock": 0.01 / (1 + elapsed_s),
-                    }
-                    group["lr"] = rates[FAULT]
-                loss = nn.functional.cross_entropy(network(x), y) / accumulate
-                scaler.scale(loss).backward()
-                if (index + 1) % accumulate and index + 1 != len(train_loader):
-                    continue
-                if FAULT == "lost-scaler":
-                    scaler.step(optimizer)
-                    scaler.update()
-                else:
-                    manager.weight_update(scaler=scaler)
+                    group["lr"] = 0.01 / (1 + (count if FAULT == "local-counter" else elapsed_s))
+                loss = nn.functional.cross_entropy(network(x), y)
+                loss.backward()
+                manager.weight_update()
                 optimizer.zero_grad()
-                best = min(best, loss.item())
                 if FAULT not in OWN_RATE:
                     scheduler.step()
-                ema.update_parameters(model)
             model.eval()
             if FAULT == "persistent-validation-loader":
                 sum(model(x).sum() for (x,) in validation)

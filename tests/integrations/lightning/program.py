@@ -6,7 +6,7 @@ import os
 import random
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -197,13 +197,8 @@ CASES = {
         plugins=lambda: MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu")),
     ),
     "stream": Case(Net, trainer={"max_steps": 18, "accumulate_grad_batches": 3}, dataset=Stream),
-    "ranks": Case(
-        lambda: Net(monitor="val_loss", interval="epoch"),
-        lambda folder: [_best(folder, monitor="val_loss")],
-        {"max_epochs": 3, "accumulate_grad_batches": 2, "val_check_interval": 3},
-        world=2,
-    ),
 }
+CASES["ranks"] = replace(CASES["automatic"], world=2)
 
 
 class Recorder(Callback):
