@@ -63,7 +63,6 @@ class Life:
     worker_faults: dict[int, str] = field(default_factory=dict)
     fault_log: Path | None = None
     store: Where = "file"
-    has_group: bool = True
 
 
 @dataclass(frozen=True)
@@ -333,7 +332,7 @@ def run_rank(life: Life, rank: int, reports: Connection, meeting_place: Path) ->
 
 def _join_group(life: Life, rank: int, meeting_place: Path) -> None:
     """Form the process group of this life, over loopback."""
-    if life.world == 1 or not life.has_group:
+    if life.world == 1:
         return
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = _store(life, rank, meeting_place)

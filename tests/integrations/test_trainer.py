@@ -48,9 +48,12 @@ def test_what_cannot_be_exact_is_refused_with_the_reason(tmp_path: Path) -> None
     refused = {what: (kind, text) for what, kind, text in heard.all("refused")}
     expected = {
         "resume_from_checkpoint": ("ConfigError", "two checkpoints would decide"),
+        "auto_find_batch_size": ("ConfigError", "another batch size"),
+        "ignore_data_skip": ("ConfigError", "uses samples of the epoch twice"),
         "a sampler of its own": ("NotResumableError", "LengthGroupedSampler"),
         "loader": ("NotResumableError", "in_order=True"),
         "added late": ("ConfigError", "attach(trainer) before train()"),
+        "a second Trainer": ("ConfigError", "one callback belongs to one Trainer"),
     }
     assert refused.keys() == expected.keys()
     for what, (kind, part) in expected.items():

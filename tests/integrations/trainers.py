@@ -165,6 +165,8 @@ def refuse(here: Rank) -> None:
     warnings.simplefilter("default")
     given: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         "resume_from_checkpoint": ({}, {"resume_from_checkpoint": "own"}),
+        "auto_find_batch_size": ({"auto_find_batch_size": True}, {}),
+        "ignore_data_skip": ({"ignore_data_skip": True}, {}),
         "a sampler of its own": ({"train_sampling_strategy": "group_by_length"}, {}),
         "loader": ({"dataloader_in_order": False, "dataloader_num_workers": 1}, {}),
     }
@@ -179,6 +181,10 @@ def refuse(here: Rank) -> None:
     trainer.train()
     manager = callback.manager
     here.send("attached", manager.stats()["last_durable_step"] if manager else None)
+    try:
+        callback.attach(_small(here, []))
+    except ConfigError as error:
+        here.send("refused", "a second Trainer", type(error).__name__, str(error))
 
 
 class Scale(TrainerCallback, ExportableState):

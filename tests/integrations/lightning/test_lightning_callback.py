@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from lightning.pytorch.callbacks import (  # noqa: E402
     StochasticWeightAveraging,
 )
 from lightning.pytorch.demos.boring_classes import BoringModel  # noqa: E402
+from lightning.pytorch.strategies import FSDPStrategy  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
 from checkfreq.errors import ConfigError  # noqa: E402
@@ -111,6 +113,35 @@ def test_hooks_get_what_lightning_documents(tmp_path: Path) -> None:
     for name, tensor in first.saved["state_dict"].items():
         assert then.loaded["state_dict"][name].shape == tensor.shape
         assert then.loaded["state_dict"][name].is_meta
+
+
+def test_fsdp1_is_refused_by_name(tmp_path: Path) -> None:
+    from checkfreq.integrations.lightning.refusals import require_exact
+
+    trainer = trainer_of(folder=tmp_path)
+    trainer._accelerator_connector.strategy = FSDPStrategy()
+    with pytest.raises(
+        ConfigError, match="under FSDPStrategy, FSDP1 keeps .*ModelParallelStrategy"
+    ):
+        require_exact(trainer, Net(), None)
+
+
+class Copies(lightning.Callback):  # type: ignore[misc]
+    """Copies the loop, and continues a copy's data on its own."""
+
+    def on_train_start(self, trainer: Any, *_: Any) -> None:
+        copy.deepcopy(trainer.fit_loop)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        other = copy.deepcopy(trainer.fit_loop)
+        next(iter(other._combined_loader))
+
+
+def test_a_copy_of_the_loop_takes_no_part_in_the_run(tmp_path: Path) -> None:
+    ours = CheckFreqCallback(tmp_path / "chk")
+    trainer = trainer_of(Copies(), ours, folder=tmp_path, max_steps=3)
+    trainer.fit(BoringModel())
+    assert CheckpointStore(tmp_path / "chk").steps()[-1] == 3
 
 
 def test_a_run_that_is_over_trains_no_further_and_a_longer_one_goes_on(tmp_path: Path) -> None:
