@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,6 @@ from tests.iterators.dali.native_pipelines import (
     with_source,
     write_images,
 )
-from tests.iterators.dali.pipelines import last_line_of
 
 RANDOM = {"random_shuffle": True, "initial_fill": 5}
 
@@ -105,13 +104,9 @@ EXACT: dict[str, Callable[[Spec], Spec]] = {
     "shuffled after each epoch": lambda spec: spec,
     "in order, batches of one": lambda spec: spec.but(paths=spec.paths[:5], batch=1, reader={}),
     "a shard of three, a buffer": lambda spec: spec.but(shard=1, shards=3, reader=RANDOM),
-    "reset by hand, nothing prepared": lambda spec: spec.but(
-        iterator={"auto_reset": False, "prepare_first_batch": False}
+    "whole batches, reset by hand, nothing prepared": lambda spec: spec.but(
+        paths=spec.paths[:8], iterator={"auto_reset": False, "prepare_first_batch": False}
     ),
-    "whole batches, reset by hand": lambda spec: spec.but(
-        paths=spec.paths[:8], iterator={"auto_reset": False}
-    ),
-    "one sample": lambda spec: spec.but(paths=spec.paths[:1]),
 }
 
 
@@ -217,9 +212,8 @@ def test_one_iterator_serves_all_epochs_and_a_restore_builds_one_more(spec: Spec
     assert again.restored == [False, True]
 
 
-@pytest.mark.parametrize("seed", [5, None])
-def test_a_look_at_a_batch_is_taken_back(spec: Spec, seed: int | None) -> None:
-    make = Counting(spec.but(settings={"seed": seed}))
+def test_a_look_at_a_batch_is_taken_back(spec: Spec) -> None:
+    make = Counting(spec.but(settings={"seed": None}))
     iterator = CFIterator(NativeDALILoader(make), cf_manager=FakeManager())
     look = digest(next(iter(iterator)))
     assert digest(next(iter(iterator))) == look
@@ -360,15 +354,6 @@ def two_readers(reader: dict[str, Any]) -> Any:
     )
 
 
-def _generator() -> Iterator[Any]:
-    while True:
-        yield np.zeros((4, 1), dtype=np.int64)
-
-
-def fed_by(source: Any) -> dict[str, Any]:
-    return {"pipeline": with_source, "settings": {"source": source}}
-
-
 @pytest.mark.filterwarnings("ignore:Checkpointing enabled in a pipeline with external source")
 @pytest.mark.parametrize(
     ("changes", "reason"),
@@ -378,9 +363,10 @@ def fed_by(source: Any) -> dict[str, Any]:
         ({"settings": {"enable_checkpointing": False}}, "enable_checkpointing=True"),
         ({"pipeline": two_readers}, "found 2 \\(Other, Reader\\)"),
         ({"iterator": {"reader_name": None}}, "give it reader_name='Reader'"),
-        (fed_by(_generator), "takes its data from generator_func"),
-        (fed_by([np.zeros((4, 1), dtype=np.int64)]), "takes its data from iterable"),
-        (fed_by(lambda: np.zeros((4, 1), dtype=np.int64)), "takes its data from callable"),
+        (
+            {"pipeline": with_source, "settings": {"source": lambda: np.zeros((4, 1), np.int64)}},
+            "takes its data from callable",
+        ),
         (
             {"pipeline": with_source, "iterator": {"prepare_first_batch": False}},
             "takes its data from feed_input",
@@ -394,24 +380,7 @@ def test_what_cannot_be_exact_is_refused(spec: Spec, changes: Any, reason: str) 
 
 def several_pipelines(spec: Spec) -> Any:
     pipelines = [spec.but(shard=one, shards=2).build(None) for one in range(2)]
-    return DALIGenericIterator(pipelines, ["data", "label"], reader_name="Reader")
-
-
-@pytest.mark.parametrize(
-    ("factory", "reason"),
-    [
-        (lambda spec: lambda _: several_pipelines(spec), "runs 2 pipelines"),
-        (lambda spec: spec(None), re.escape(BUILT_ITERATOR)),
-        (lambda spec: lambda _: [], "got list"),
-        (lambda spec: lambda _: iterator_over(spec(None)._pipes[0]), "has served 1 batches, not 0"),
-    ],
-    ids=["several pipelines", "a built iterator", "no iterator", "a pipeline run before"],
-)
-def test_what_does_not_build_one_fresh_iterator_is_refused(
-    spec: Spec, factory: Any, reason: str
-) -> None:
-    with pytest.raises(NotResumableError, match=reason):
-        NativeDALILoader(factory(spec))
+    return lambda _: DALIGenericIterator(pipelines, ["data", "label"], reader_name="Reader")
 
 
 def with_an_earlier_checkpoint(spec: Spec) -> Any:
@@ -421,24 +390,31 @@ def with_an_earlier_checkpoint(spec: Spec) -> Any:
     return lambda checkpoint: spec(checkpoint and other)
 
 
-@pytest.mark.parametrize(
-    ("factory", "reason"),
-    [
-        (lambda spec: lambda _: spec(None), "starts from the beginning"),
-        (with_an_earlier_checkpoint, "has served 1 batches, not 2"),
-        (
-            lambda spec: lambda one: spec(one) if one is None else spec.but(batch=2)(one),
-            "the same iterator each time",
-        ),
-    ],
-    ids=["ignores it", "takes another", "builds another iterator"],
-)
-def test_a_factory_that_does_not_restore_the_checkpoint_is_refused(
-    spec: Spec, factory: Any, reason: str
-) -> None:
-    iterator = iterator_of(factory(spec))
-    iterator.load_state_dict(position_after(spec, 2).to_dict())
+#: What builds no fresh iterator, what does not restore the checkpoint, and what is said of it.
+FACTORIES: dict[str, tuple[Callable[[Spec], Any], str]] = {
+    "several pipelines": (several_pipelines, "runs 2 pipelines"),
+    "a built iterator": (lambda spec: spec(None), re.escape(BUILT_ITERATOR)),
+    "no iterator": (lambda spec: lambda _: [], "got list"),
+    "a pipeline run before": (
+        lambda spec: lambda _: iterator_over(spec(None)._pipes[0]),
+        "has served 1 batches, not 0",
+    ),
+    "ignores it": (lambda spec: lambda _: spec(None), "starts from the beginning"),
+    "takes another": (with_an_earlier_checkpoint, "has served 1 batches, not 2"),
+    "builds another iterator": (
+        lambda spec: lambda one: spec(one) if one is None else spec.but(batch=2)(one),
+        "the same iterator each time",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FACTORIES)
+def test_a_factory_that_does_not_build_what_it_should_is_refused(spec: Spec, kind: str) -> None:
+    factory, reason = FACTORIES[kind]
+    saved = position_after(spec, 2).to_dict()
     with pytest.raises(NotResumableError, match=reason):
+        iterator = iterator_of(factory(spec))
+        iterator.load_state_dict(saved)
         next(iter(iterator))
 
 
@@ -448,17 +424,6 @@ def test_surprising_settings_are_logged(spec: Spec, caplog: pytest.LogCaptureFix
     assert "every run has the same order" in caplog.text
     assert "has no seed" in caplog.text
     assert "each of them reads all samples" in caplog.text
-
-
-def test_python_functions_are_warned_of(spec: Spec, caplog: pytest.LogCaptureFixture) -> None:
-    @pipeline_def
-    def calling(reader: dict[str, Any]) -> Any:
-        encoded, labels = fn.readers.file(name="Reader", **reader)
-        return encoded, fn.python_function(labels, function=lambda one: one)
-
-    flat = spec.but(pipeline=calling, iterator={"prepare_first_batch": False})
-    NativeDALILoader(flat)
-    assert "any state that it keeps is not saved" in caplog.text
 
 
 # What is refused on a restore
@@ -488,23 +453,6 @@ def test_a_different_layout_or_pipeline_or_other_files_are_refused(
     assert live.state_dict()["position"] == 0
 
 
-def test_a_different_version_of_dali_is_warned_about(
-    spec: Spec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    saved = position_after(spec, 1)
-    monkeypatch.setattr("iterators.dali.native.__version__", "9.9")
-    NativeDALILoader(spec).accept(saved)
-    assert re.search(r"written by DALI 2\S+, this is DALI 9.9", caplog.text)
-
-
-def test_an_error_of_dali_while_it_restores_has_a_note_that_says_so(spec: Spec) -> None:
-    iterator = iterator_of(lambda one: (spec if one is None else spec.but(pipeline=plain))(one))
-    iterator.load_state_dict(position_after(spec, 1).to_dict())
-    with pytest.raises(RuntimeError) as caught:
-        next(iter(iterator))
-    assert last_line_of(caught.value) == "while building the pipeline from a DALI checkpoint"
-
-
 def test_a_different_world_or_order_of_ranks_is_refused(spec: Spec) -> None:
     ranks = [
         position_after(spec.but(shard=one, shards=2), 1, rank=one, world=2) for one in range(2)
@@ -520,42 +468,22 @@ def test_a_different_world_or_order_of_ranks_is_refused(spec: Spec) -> None:
 
 
 def test_the_fingerprint_follows_the_files_and_not_their_root(tmp_path: Path) -> None:
-    def name(reader: dict[str, Any]) -> str:
+    def name(**reader: Any) -> str:
         spec = Spec([], reader={"files": None, "labels": None, **reader})
         return NativeDALILoader(spec).identity.fingerprint
 
     paths, others = (write_images(tmp_path / one, 6) for one in ("one", "two"))
-    moved = {NativeDALILoader(Spec(one)).identity.fingerprint for one in (paths, others)}
-    assert len(moved) == 1
-    roots = [{"file_root": str(tmp_path / one)} for one in ("one", "two")]
+    assert name(files=paths) == name(files=others)
+    roots = [str(tmp_path / one) for one in ("one", "two")]
     (tmp_path / "one" / "class0" / "notes.txt").write_text("not an image")
-    assert name(roots[0]) == name(roots[1])
+    assert name(file_root=roots[0]) == name(file_root=roots[1])
     os.rename(paths[0], tmp_path / "one" / "class0" / "other.jpg")
-    assert name(roots[0]) != name(roots[1])
+    assert name(file_root=roots[0]) != name(file_root=roots[1])
 
-    lists = [tmp_path / "a.txt", tmp_path / "b.txt"]
-    for path, label in zip(lists, (1, 2), strict=True):
-        path.write_text(f"class1/001.jpg {label}\n")
-    listed = [name({**roots[1], "file_list": str(one)}) for one in lists]
+    (tmp_path / "a.txt").write_text("class1/001.jpg 1\n")
+    (tmp_path / "b.txt").write_text("class1/001.jpg 2\n")
+    listed = [name(file_root=roots[1], file_list=str(tmp_path / one)) for one in ("a.txt", "b.txt")]
     assert listed[0] != listed[1]
-
-
-def test_no_bit_of_a_state_can_flip_unnoticed(spec: Spec) -> None:
-    loader, saved = NativeDALILoader(spec), position_after(spec, 2)
-    text = json.dumps(saved.states[0]).encode()
-    read = 0
-    for index in range(len(text)):
-        flipped = bytearray(text)
-        flipped[index] ^= 1 << index % 8
-        try:
-            state = json.loads(flipped)
-        except ValueError:
-            continue
-        read += 1
-        with pytest.raises(CorruptPositionError):
-            loader.accept(replace(saved, states=(state,)))
-    assert read > len(text) / 2
-    loader.accept(saved)
 
 
 def test_no_part_of_a_state_can_be_missing_and_a_newer_one_asks_for_an_upgrade(spec: Spec) -> None:

@@ -75,19 +75,14 @@ def test_given_files_keep_their_order_and_labels(tmp_path: Path) -> None:
     assert FileReader(files=["a", "b"], labels=[5, 5]).files.labels.tolist() == [5, 5]
 
 
-def test_a_class_folder_may_be_named_like_its_root(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = touched(tmp_path / "train", "train/0.jpg", "bus/1.jpg", "0.jpg")
-    monkeypatch.chdir(tmp_path)
-    for given in ("train", "./train/", root, f"{root}//"):
-        files = FileReader(file_root=given).files
-        assert entries(files) == [("bus/1.jpg", 0), ("train/0.jpg", 1)]
-        assert files.path(1).tobytes() == str(root / "train" / "0.jpg").encode()
-
-
-@pytest.mark.parametrize("root", ["train", "{here}//train/", "../{name}/train"])
-@pytest.mark.parametrize("name", ["{here}//train/./c0//x", "./c0/x", "//{here}/train/c0/x"])
+@pytest.mark.parametrize(
+    ("root", "name"),
+    [
+        ("train", "./c0/x"),
+        ("{here}//train/", "{here}//train/./c0//x"),
+        ("../{name}/train", "//{here}/train/c0/x"),
+    ],
+)
 def test_only_the_root_itself_is_cut_from_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str, name: str
 ) -> None:
@@ -152,7 +147,7 @@ def test_the_fingerprint_is_that_of_the_names_and_labels(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("tail", ["short", "drop"])
-@pytest.mark.parametrize(("n", "batch", "world"), [(29, 3, 2), (9, 4, 2), (1, 2, 3), (24, 4, 3)])
+@pytest.mark.parametrize(("n", "batch", "world"), [(29, 3, 2), (1, 2, 3), (24, 4, 3)])
 @pytest.mark.parametrize("start", [0, 5, 8])
 def test_the_share_is_that_of_the_torch_adapter(
     n: int, batch: int, world: int, tail: str, start: int
@@ -225,19 +220,12 @@ def test_every_output_comes_out_as_promised(paths: list[str]) -> None:
     ("settings", "reason"),
     [
         ({}, "needs file_root, file_list or files"),
-        ({"labels": [1]}, "labels belong to files"),
         ({"files": ["a"], "labels": [1, 2]}, "1 files were given and 2 labels"),
         ({"files": ["a"], "file_list": "b"}, "not both"),
         ({"files": []}, "at least one file"),
-        ({"files": ["a"], "seed": -1}, "seed must lie in"),
-        ({"files": ["a"], "tail": "pad"}, "tail must be"),
-        ({"files": ["a"], "shard_id": 0}, "both rank and world size"),
-        ({"files": ["a"], "num_uniforms": -1}, "num_uniforms is a count"),
         ({"files": ["a"], "resume_index": -1}, "are counts"),
         ({"files": ["a"], "outputs": ("id", "id")}, "outputs must be distinct names from"),
-        ({"files": ["a"], "outputs": "id"}, "outputs must be distinct names from"),
         ({"files": ["a"], "outputs": ("uniforms",)}, "do not go with num_uniforms=0"),
-        ({"files": ["a"], "outputs": ("id",), "num_uniforms": 2}, "do not go with num_uniforms=2"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
@@ -247,21 +235,18 @@ def test_settings_that_contradict_each_other_are_refused(
         FileReader(**settings)
 
 
-def test_missing_and_empty_folders_are_named(tmp_path: Path) -> None:
+def test_missing_and_empty_folders_and_bad_lines_of_a_list_are_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"file_root '.*nowhere' is not a folder"):
         FileReader(file_root=tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"file_list '.*list.txt' is not a file"):
         FileReader(file_list=tmp_path / "list.txt")
+    for line in ("a.jpg", "a.jpg one", "a.jpg -1"):
+        (tmp_path / "list.txt").write_text(f"ok.jpg 0\n{line}\n")
+        with pytest.raises(ValueError, match=r"list.txt, line 2: expected a path and a label"):
+            FileReader(file_list=tmp_path / "list.txt")
     touched(tmp_path, "top.jpg", "a/notes.txt")
     with pytest.raises(FileNotFoundError, match=f"at least one file, found none in '{tmp_path}'"):
         FileReader(file_root=tmp_path)
-
-
-@pytest.mark.parametrize("line", ["a.jpg", "a.jpg one", "a.jpg -1"])
-def test_a_bad_line_of_a_file_list_is_named(tmp_path: Path, line: str) -> None:
-    (tmp_path / "list.txt").write_text(f"ok.jpg 0\n{line}\n")
-    with pytest.raises(ValueError, match=r"list.txt, line 2: expected a path and a label"):
-        FileReader(file_list=tmp_path / "list.txt")
 
 
 def test_a_reader_outside_a_pipeline_or_that_would_serve_nothing_is_refused(
@@ -295,10 +280,3 @@ for name in {*iterators.dali.__all__} - {"NativeDALILoader"}:
 
 def test_without_dali_the_package_imports_and_its_use_says_what_to_install() -> None:
     subprocess.run([sys.executable, "-c", WITHOUT_DALI], check=True, cwd=ROOT, timeout=240)
-
-
-def test_every_public_name_is_there() -> None:
-    for name in iterators.dali.__all__:
-        assert getattr(iterators.dali, name).__name__ == name
-    with pytest.raises(AttributeError, match="no attribute 'Missing'"):
-        iterators.dali.Missing  # noqa: B018
