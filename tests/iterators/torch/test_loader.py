@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import random
@@ -19,8 +18,6 @@ from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
     DataLoader,
-    Dataset,
-    IterableDataset,
     RandomSampler,
     SequentialSampler,
     Subset,
@@ -61,14 +58,12 @@ def generators() -> str:
 def test_the_ranks_share_every_global_batch_without_gap_or_overlap(
     n: int, world: int, batch: int
 ) -> None:
-    ranks = [
-        list(
-            ResumableDataLoader(Plain(n), batch, shuffle=True, seed=5, rank=rank, world=world).open(
-                epoch=2, start=0
-            )
-        )
+    shuffled: dict[str, Any] = {"shuffle": True, "seed": 5}
+    loaders = [
+        ResumableDataLoader(Plain(n), batch, rank=rank, world=world, **shuffled)
         for rank in range(world)
     ]
+    ranks = [list(loader.open(epoch=2, start=0)) for loader in loaders]
     order = EpochOrder(n, 5, 2).ids(np.arange(n)).tolist()
     assert len({len(rank) for rank in ranks}) == 1
     for index, parts in enumerate(zip(*ranks, strict=True)):
@@ -88,16 +83,6 @@ def test_a_dropped_tail_is_dropped_from_any_start() -> None:
     assert ids_of(loader, start=6) == [[6, 8]]
     assert loader.batches_left(8) == 0
     assert ids_of(loader, start=8) == []
-
-
-def test_the_process_group_gives_rank_and_world() -> None:
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        assert ResumableDataLoader(Plain(4), 2).layout.world == 1
-    finally:
-        dist.destroy_process_group()
 
 
 # Seeding
@@ -255,11 +240,10 @@ def test_a_rebuilt_loader_keeps_every_other_setting() -> None:
     )
     rebuilt = ResumableDataLoader.like(loader, seed=3)
     engine = rebuilt._engine
-    for name in ("num_workers", "timeout", "prefetch_factor", "pin_memory"):
+    kept = ("num_workers", "timeout", "prefetch_factor", "pin_memory", "persistent_workers")
+    for name in (*kept, "multiprocessing_context"):
         assert getattr(engine, name) == getattr(loader, name)
     assert engine.worker_init_fn == WorkerStart(tag)
-    assert engine.persistent_workers
-    assert engine.multiprocessing_context is loader.multiprocessing_context
     assert (rebuilt.identity.algorithm, rebuilt.identity.tail) == ("feistel-1", "drop")
     assert (rebuilt.identity.seed, rebuilt.layout.batch, len(rebuilt)) == (3, 3, 3)
 
@@ -275,18 +259,8 @@ def test_samplers_of_torchs_say_rank_world_shuffle_batch_size_and_tail() -> None
     assert (loader.layout.batch, loader.identity.tail, len(loader)) == (4, "drop", 2)
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(3))
-
-
 class Changed(DataLoader[int]):
     def __iter__(self) -> Any:
-        return iter([1, 2])
-
-
-class Prefetched(DataLoader[int]):
-    def _get_iterator(self) -> Any:
         return iter([1, 2])
 
 
@@ -300,22 +274,14 @@ class OwnOrder(SubsetRandomSampler):
         return iter([1, 2])
 
 
-class Unsized(Dataset[int]):
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 REFUSED: list[tuple[Callable[[], DataLoader[Any]], str]] = [
     (lambda: Changed(Plain(3)), "Changed overrides DataLoader.__iter__"),
-    (lambda: Prefetched(Stream()), "Prefetched overrides DataLoader._get_iterator"),
     (
         lambda: DataLoader(Plain(3), num_workers=1, in_order=False),
-        "with in_order=False batches overtake",
+        "in_order=False batches",
     ),
     (
-        lambda: DataLoader(
-            Plain(3), batch_sampler=OwnBatches(SequentialSampler(Plain(3)), 2, False)
-        ),
+        lambda: DataLoader(Plain(3), batch_sampler=OwnBatches(Plain(3), 2, False)),  # type: ignore[arg-type]
         "OwnBatches decides by its own rules",
     ),
     (
@@ -326,10 +292,6 @@ REFUSED: list[tuple[Callable[[], DataLoader[Any]], str]] = [
     (
         lambda: DataLoader(Plain(9), sampler=DistributedSampler(Plain(3), 1, 0)),
         "DistributedSampler over other data than the loader's",
-    ),
-    (
-        lambda: DataLoader(Unsized(), sampler=SequentialSampler(Plain(3))),
-        "Unsized has no length",
     ),
 ]
 
@@ -347,14 +309,6 @@ def test_an_order_takes_the_place_of_a_batch_sampler_of_the_user_s() -> None:
     loader = DataLoader(Plain(5), batch_sampler=batches)
     ours = ResumableDataLoader.like(loader, order=lambda seed, epoch: [4, 3, 2, 1, 0])
     assert [batch.tolist() for batch in CFIterator(ours)] == [[4, 3], [2, 1]]
-
-
-def test_a_closed_epoch_serves_no_more() -> None:
-    deliveries = ResumableDataLoader(Plain(5), 2).open(epoch=0, start=0)
-    deliveries.close()
-    deliveries.close()
-    assert list(deliveries) == []
-    assert len(ResumableDataLoader(Plain(5), 2)._sampler) == 3
 
 
 class KillsItsWorker(Plain):
@@ -387,16 +341,6 @@ class TerminatedInALock(Plain):
         return index
 
 
-@contextlib.contextmanager
-def children_unnoticed() -> Iterator[None]:
-    """Nobody is told that a child has ended."""
-    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, before)
-
-
 def test_a_worker_that_is_terminated_releases_its_locks() -> None:
     dataset = TerminatedInALock(8)
     loader = DataLoader(
@@ -405,11 +349,14 @@ def test_a_worker_that_is_terminated_releases_its_locks() -> None:
     batches: Any = iter(loader)
     (worker,) = batches._workers
     # Torch's handler of SIGCHLD raises wherever the test is then: nobody is to fetch from it.
-    with children_unnoticed():
+    before = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
         dataset.may_go_on.set()
         worker.join()
         assert dataset.lock.acquire(timeout=5)
         batches._shutdown_workers()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 # torchdata 0.11 still calls what torch 2.13 deprecates.
@@ -433,13 +380,9 @@ def test_a_dead_persistent_worker_is_replaced_by_the_next_loop(kind: Any, tmp_pa
     [
         ({"batch_size": 0}, "batch_size must be at least 1"),
         ({"tail": "straddle"}, "tail must be"),
-        ({"rank": 1}, "give both rank and world"),
-        ({"rank": 2, "world": 2}, "rank must lie in"),
         ({"seeded": ("cuda",)}, "seeded must be a collection"),
         ({"seeded": "torch"}, "seeded must be a collection"),
         ({"batch_size": 4, "tail": "drop"}, "would serve nothing"),
-        ({"seed": -1}, "seed must lie in"),
-        ({"dataset": Plain(0)}, "Plain is empty"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
@@ -447,11 +390,6 @@ def test_settings_that_contradict_each_other_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=reason):
         ResumableDataLoader(**{"dataset": Plain(3), **arguments})
-
-
-def test_an_iterable_dataset_without_a_source_is_refused() -> None:
-    with pytest.raises(NotResumableError, match="Use ResumableIterableLoader"):
-        ResumableDataLoader(Stream())
 
 
 # Fingerprints
@@ -462,36 +400,21 @@ NAMES = ["cat/1.jpg", "cat/2.jpg", "dog/1.jpg"]
 def test_swapped_renamed_shrunk_and_relabelled_folders_are_other_data_and_a_moved_one_is_not() -> (
     None
 ):
-    base = Folder("/a", NAMES)
+    base, relabelled = Folder("/a", NAMES), Folder("/a", NAMES)
     renamed = Folder("/a", ["cat/1.jpg", "cat/3.jpg", "dog/1.jpg"])
-    relabelled = Folder("/a", NAMES)
     relabelled.samples[0] = (relabelled.samples[0][0], 9)
     long = [Folder("/a", [*("x.jpg",) * 5_000, last]) for last in ("a.jpg", "b.jpg")]
-    listed = [Plain(1), Plain(1)]
-    for one, name in zip(listed, ("a.jpg", "b.jpg"), strict=True):
-        one.imgs = [name]  # type: ignore[attr-defined]
     others = [Folder("/a", NAMES[:2]), Folder("/a", NAMES[::-1]), Plain(3), Augmented(3)]
-    several = [base, renamed, relabelled, *long, *listed, *others]
+    several = [base, renamed, relabelled, *long, *others]
     assert len({dataset_fingerprint(one) for one in several}) == len(several)
     assert dataset_fingerprint(Folder("/b/c", NAMES)) == dataset_fingerprint(base)
 
 
 def test_subsets_and_concatenations_are_followed() -> None:
-    base = Plain(9)
-    one, other = Subset(base, [1, 2]), Subset(base, [1, 3])
-    assert dataset_fingerprint(one) == dataset_fingerprint(Subset(Plain(9), [1, 2]))
-    assert dataset_fingerprint(one) != dataset_fingerprint(other)
+    one, other = (Subset(Plain(9), ids) for ids in ([1, 2], [1, 3]))
     both = [ConcatDataset([one, other]), ConcatDataset([other, one])]
-    assert dataset_fingerprint(both[0]) != dataset_fingerprint(both[1])
-
-
-def test_a_dataset_or_the_user_may_name_the_data() -> None:
-    class Named(Plain):
-        def data_fingerprint(self) -> str:
-            return "imagenet-2012"
-
-    assert dataset_fingerprint(Named(3)) == "imagenet-2012"
-    assert ResumableDataLoader(Plain(3), fingerprint="mine").identity.fingerprint == "mine"
+    assert len({dataset_fingerprint(data) for data in (one, other, *both)}) == 4
+    assert dataset_fingerprint(one) == dataset_fingerprint(Subset(Plain(9), [1, 2]))
 
 
 # What a CFIterator hands on
