@@ -45,7 +45,6 @@ SAMPLERS: dict[str, Callable[[], Sampler[int]]] = {
     "weighted, without replacement": lambda: Renamed(torch.ones(20), 13, replacement=False),
     "subset": lambda: SubsetRandomSampler(list(range(3, 16))),
     "with replacement": lambda: RandomSampler(DATA, replacement=True, num_samples=33),
-    "fewer": lambda: RandomSampler(DATA, num_samples=13),
     "more": lambda: RandomSampler(DATA, num_samples=43),
     "the first ones, in order": lambda: SequentialSampler(range(13)),
 }
