@@ -90,12 +90,6 @@ def from_the_epoch(iterator: CFIterator) -> None:
         one_epoch(iterator)
 
 
-def what_a_tracked_count_left(iterator: CFIterator) -> None:
-    counts = {"epochs": 2}
-    for _ in range(TOTAL - counts["epochs"]):
-        one_epoch(iterator)
-
-
 def skipping(iterator: CFIterator) -> None:
     for epoch in range(TOTAL):
         if epoch >= 2:
@@ -109,10 +103,6 @@ def until_the_end(iterator: CFIterator) -> None:
         break
 
 
-def a_look(iterator: CFIterator) -> None:
-    next(iter(iterator))
-
-
 def sourceless(iterator: CFIterator) -> None:
     exec("for _ in range(4): list(iterator)", {"iterator": iterator})
 
@@ -122,10 +112,8 @@ def sourceless(iterator: CFIterator) -> None:
     [
         epochs,
         from_the_epoch,
-        what_a_tracked_count_left,
         skipping,
         until_the_end,
-        a_look,
         sourceless,
     ],
 )
