@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import re
 import weakref
 from collections.abc import Callable
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from iterators import (
     ResumeMismatchError,
 )
 from iterators.dali import DALILoader, FileReader
-from iterators.dali.graph import sole_source
 from iterators.testing import digest, walk
 from tests.iterators.dali.native_pipelines import put, write_images
 from tests.iterators.dali.pipelines import (
@@ -33,76 +32,16 @@ from tests.iterators.dali.pipelines import (
     last_line_of,
     reader,
     resumable,
-    served,
 )
 
-
-class Counting(DALIGenericIterator):
-    """Counts the batches that were asked of it."""
-
-    asked = 0
-
-    def __next__(self) -> Any:
-        self.asked += 1
-        return super().__next__()
-
-
-def counting(files: list[str], batch: int, **settings: Any) -> Counting:
-    return Counting(augmented(reader(files, **settings), batch), KEYS)
-
-
 # Entering
-
-
-def test_a_pause_throws_nothing_away_and_a_different_place_what_was_prefetched(
-    paths: list[str],
-) -> None:
-    iterator = counting(paths[:12], 3)
-    loader = DALILoader(iterator)
-    assert list(loader.open(epoch=0, start=12)) == []
-    assert iterator.asked == 0
-    parts = [served(loader, epoch=0, start=start, at_most=1) for start in (0, 3, 6, 9)]
-    assert iterator.asked == 4
-    assert list(chain.from_iterable(parts)) == served(DALILoader(built(paths[:12], 3)), epoch=0)
-    iterator = counting(paths[:40], 2)
-    served(DALILoader(iterator), epoch=0, start=30)
-    assert iterator.asked == 5 + 3
-
-
-@pytest.mark.parametrize("taken", [1, 4])
-def test_an_iterator_that_someone_else_used_is_entered_all_the_same(
-    paths: list[str], taken: int
-) -> None:
-    iterator = built(paths[:10], 3)
-    for _ in range(taken):
-        next(iterator)
-    loader = DALILoader(iterator)
-    for epoch in (1, 0):
-        expected = served(DALILoader(built(paths[:10], 3)), epoch=epoch)
-        assert served(loader, epoch=epoch) == expected
-    first = loader.open(epoch=0, start=0)
-    next(first)
-    loader.open(epoch=1, start=0)
-    assert list(first) == []
 
 
 # One owner
 
 
-def test_of_two_loaders_over_one_iterator_the_later_has_it(paths: list[str]) -> None:
-    iterator = built(paths[:10], 3)
-    first = CFIterator(iterator, seed=9)
-    served_first = [digest(next(one)) for one in [iter(first)] for _ in range(2)]
-    later = CFIterator(iterator, seed=9)
-    with pytest.raises(IterationStateError, match="a second DALILoader or CFIterator"):
-        list(first)
-    whole = [one.digest for one in walk(resumable(paths[:10], 3), epochs=1)]
-    assert served_first == whole[:2]
-    assert [digest(data) for data in later] == whole
-
-
 @pytest.mark.parametrize(("taken", "pipeline"), [(3, {}), (2, {"exec_dynamic": False})], ids=str)
-def test_batches_taken_in_mid_epoch_are_noticed_and_served_after_all(
+def test_batches_taken_by_others_are_noticed_and_served_after_all(
     paths: list[str], taken: int, pipeline: dict[str, Any]
 ) -> None:
     whole = [one.digest for one in walk(resumable(paths[:23], 3), epochs=1)]
@@ -119,6 +58,10 @@ def test_batches_taken_in_mid_epoch_are_noticed_and_served_after_all(
     iterator.finish()
     assert iterator.last_report is not None
     assert iterator.last_report.exact
+    next(iter(iterator))
+    assert [digest(data) for data in CFIterator(dali, seed=9)] == whole
+    with pytest.raises(IterationStateError, match="a second DALILoader or CFIterator"):
+        list(iterator)
 
 
 def test_a_pipeline_is_let_go_with_its_iterator(paths: list[str]) -> None:
@@ -167,23 +110,6 @@ def test_other_files_are_refused(paths: list[str]) -> None:
 # Tails
 
 
-@pytest.mark.parametrize(("n", "world", "batch"), [(26, 4, 6), (1, 4, 3)])
-def test_no_rank_gets_an_empty_batch(paths: list[str], n: int, world: int, batch: int) -> None:
-    counted: list[int] = []
-    for rank in range(world):
-        loader = DALILoader(built(paths[:n], batch, shard_id=rank, num_shards=world))
-        assert (loader.rank, loader.layout.world, loader.layout.batch) == (rank, world, batch)
-        for delivery in loader.open(epoch=0, start=0):
-            (parts,) = delivery.data
-            assert delivery.ids is not None
-            assert delivery.weights is not None
-            assert {len(one) for one in parts.values()} == {len(delivery.ids)}
-            assert len(delivery.ids) >= 1
-            assert parts["weight"].flatten().tolist() == delivery.weights.tolist()
-            counted += delivery.ids[delivery.weights > 0].tolist()
-    assert sorted(counted) == list(range(n))
-
-
 # The original's shape
 
 
@@ -206,7 +132,7 @@ def test_the_originals_script_resumes_where_it_is_told(images: Path) -> None:
     whole = CFIterator(DALIClassificationIterator(TrainPipe(3, images, shard=1, shards=2)))
     expected = [one.digest for one in walk(whole, epochs=2)]
     for batches in (0, 5):
-        how = {"resume_index": batches * 3, "resume_epoch": 1, "cf_det": True}
+        how: dict[str, Any] = {"resume_index": batches * 3, "resume_epoch": 1, "cf_det": True}
         pipe = TrainPipe(3, images, shard=1, shards=2, **how)
         resumed = CFIterator(DALIClassificationIterator(pipe))
         assert resumed.epoch == 1
@@ -214,25 +140,6 @@ def test_the_originals_script_resumes_where_it_is_told(images: Path) -> None:
         list(resumed)
         assert resumed.last_report is not None
         assert resumed.last_report.exact
-
-
-@pytest.mark.parametrize(("index", "left"), [(32, 4), (1000, 3)])
-def test_a_resumed_script_serves_the_epochs_after_it(images: Path, index: int, left: int) -> None:
-    pipe = TrainPipe(16, images, resume_index=index, resume_epoch=1)
-    resumed = walk(CFIterator(DALIClassificationIterator(pipe)), epochs=3)
-    whole = walk(CFIterator(DALIClassificationIterator(TrainPipe(16, images))), epochs=3)
-    assert [(one.epoch, one.batch, one.digest) for one in resumed] == [
-        (one.epoch, one.batch, one.digest) for one in whole[-left:]
-    ]
-
-
-def test_the_reader_works_without_cfiterator_and_forgets(images: Path) -> None:
-    pipe = TrainPipe(2, images)
-    iterator = DALIClassificationIterator(pipe, auto_reset=True)
-    found = [digest(data) for _ in range(2) for data in iterator]
-    whole = CFIterator(DALIClassificationIterator(TrainPipe(2, images)))
-    assert found == [one.digest for one in walk(whole, epochs=2)]
-    assert sole_source(pipe).num_produced <= 4
 
 
 # What was delivered
@@ -265,60 +172,18 @@ def test_a_batch_of_other_samples_is_noticed(paths: list[str], change: Any, reas
         list(DALILoader(iterator).open(epoch=0, start=0))
 
 
-@pytest.mark.parametrize("settings", [{}, {"exec_dynamic": False}])
-def test_a_file_that_cannot_be_read_is_among_those_named(
-    paths: list[str], tmp_path: Path, settings: dict[str, Any]
-) -> None:
-    (tmp_path / "broken.jpg").write_bytes(b"no picture")
-    files = [*paths[:12], "broken.jpg"]
-    loader = DALILoader(built(files, 1, file_root=tmp_path, seed=1, pipeline=settings))
-    with pytest.raises(RuntimeError, match="Critical error") as failure:
-        list(loader.open(epoch=0, start=0))
-    note = last_line_of(failure.value)
-    assert note.startswith("DALI was reading one of: broken.jpg")
-    assert note.endswith("build the pipeline again)") == bool(settings)
-
-
-@pytest.fixture
-def breakable(tmp_path: Path) -> list[str]:
-    """Images of this test alone."""
-    return write_images(tmp_path, 26)
-
-
-@pytest.mark.parametrize(("broken", "prepare", "depth"), [([5, 10, 15], False, 2), ([9], True, 3)])
-def test_files_of_batches_that_are_thrown_away_may_be_broken(
-    breakable: list[str], broken: list[int], prepare: bool, depth: int
-) -> None:
-    """As many as were prefetched leave the queue empty; the right batches follow all the same."""
-    expected = served(DALILoader(built(breakable, 4, shuffle=False)), epoch=0)
-    contents = {breakable[index]: Path(breakable[index]).read_bytes() for index in broken}
-    for name in contents:
-        put(name, b"no picture")
-    loader = DALILoader(
-        built(
-            *(breakable, 4),
-            shuffle=False,
-            pipeline={"prefetch_queue_depth": depth},
-            iterator={"prepare_first_batch": prepare},
-        )
-    )
-    for start in (16, 20):
-        assert served(loader, epoch=0, at_most=1) == expected[:4]
-        assert served(loader, epoch=0, start=start) == expected[start:]
-    for name, content in contents.items():
-        put(name, content)
-    assert served(loader, epoch=0) == expected
-
-
-def test_a_caught_exception_loses_and_repeats_nothing(breakable: list[str]) -> None:
+def test_a_caught_exception_names_files_and_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    breakable = write_images(tmp_path, 26)
     whole = [one.digest for one in walk(resumable(breakable, 4), epochs=1)]
     iterator = CFIterator(built(breakable, 4), seed=9, audit=True)
-    file = Path(breakable[int(iterator._adapter.order(0).ids(13)[0])])  # type: ignore[union-attr]
+    loader: Any = iterator._adapter
+    file = Path(breakable[int(loader.order(0).ids(13)[0])])
     content = file.read_bytes()
     put(file, b"no picture")
     found: list[str] = []
-    with pytest.raises(RuntimeError, match="Critical error"):
+    with pytest.raises(RuntimeError, match="Critical error") as failure:
         found.extend(map(digest, iterator))
+    assert re.search(rf"DALI was reading one of: .*{file.name}", last_line_of(failure.value))
     put(file, content)
     found.extend(map(digest, iterator))
     assert found == whole
