@@ -240,18 +240,6 @@ def test_a_close_keeps_the_rest_of_an_epoch_and_passes_the_last_boundary_of_a_se
     assert len(manager.positions) == place[2]
 
 
-def test_finish_inside_a_boundary_does_no_harm() -> None:
-    class Closing(FakeManager):
-        def step(self) -> None:
-            super().step()
-            self.close()
-
-    manager = Closing()
-    for _ in managed(manager):
-        manager.weight_update()
-    assert manager.events == ["first", "step", "step"]
-
-
 @pytest.mark.parametrize(("steps", "place"), [(2, (0, 8, 2)), (3, (1, 0, 3))])
 def test_steps_to_run_stops_and_stays_stopped(steps: int, place: tuple[int, int, int]) -> None:
     manager = FakeManager()
@@ -406,32 +394,7 @@ def test_a_stream_is_evaluated_beside_its_open_epoch() -> None:
 # Steps
 
 
-def test_steps_continue_after_a_pause_and_after_a_restore() -> None:
-    iterator = CFIterator(loader())
-    for _ in iterator.steps(8):
-        if iterator.batch == 1:
-            break
-    assert [batch.tolist() for batch in iterator.steps(4)] == [[8, 9], [0, 1, 2, 3]]
-    other = CFIterator(loader())
-    other.load_state_dict(iterator.state_dict())
-    assert [batch.tolist() for batch in other.steps(6)] == [[4, 5, 6, 7], [8, 9]]
-
-
 # Restoring
-
-
-def test_a_position_is_restored_before_or_after_registration() -> None:
-    first = FakeManager()
-    iterator = managed(first)
-    for _ in iterator:
-        first.weight_update()
-    saved = first.positions[0]
-    later = managed(FakeManager(restored=saved))
-    earlier = CFIterator(loader())
-    earlier.load_state_dict(saved["train"])
-    for resumed in (later, earlier):
-        assert (resumed.epoch, resumed.batch, resumed.step) == (0, 1, 1)
-        assert take_all(resumed) == [[4, 5, 6, 7], [8, 9]]
 
 
 def test_loading_after_batches_were_used_is_an_error_but_not_after_a_look() -> None:
@@ -575,18 +538,6 @@ def test_weighted_losses_of_all_ranks_make_the_mean_over_the_batch() -> None:
             losses.append((part * weights).sum() * world / iterator.last_num_samples)
             used.append(part[weights > 0])
         assert float(sum(losses)) / world == pytest.approx(float(torch.cat(used).double().mean()))
-
-
-def test_an_order_of_a_datasets_own_that_repeats_samples_is_exact() -> None:
-    class Weighted(Plain):
-        def epoch_order(self, seed: int, epoch: int) -> ListedOrder:
-            return ListedOrder([0, 0, 1, 3, 3, 3], num_samples=4)
-
-    iterator = CFIterator(ResumableDataLoader(Weighted(4), 2, shuffle=True))
-    for _ in iterator.epochs(1):
-        take_all(iterator)
-    assert iterator.last_report is not None
-    assert iterator.last_report.exact
 
 
 # What cannot be resumed exactly

@@ -35,15 +35,6 @@ def accumulate(numbered: Iterable[tuple[int, Any]], manager: FakeManager, num: i
             manager.weight_update()
 
 
-def test_enumerate_gives_the_index_in_the_epoch_after_a_restore_too() -> None:
-    iterator = CFIterator(ResumableDataLoader(Plain(20), 2))
-    batches = [(i, batch.tolist()) for i, batch in iterator.enumerate()]
-    assert [i for i, _ in batches] == [*range(10)]
-    restored = interrupted(at=4)
-    assert [(i, batch.tolist()) for i, batch in restored.enumerate()] == batches[4:]
-    assert [i for i, _ in restored.enumerate(start=1)] == [*range(1, 11)]
-
-
 @pytest.mark.parametrize(("at", "events"), [(0, ["step", "step"]), (4, ["step"])])
 def test_accumulation_over_enumerate_updates_after_the_same_batches_in_a_resumed_run(
     at: int, events: list[str]

@@ -96,25 +96,12 @@ def skipping(iterator: CFIterator) -> None:
             one_epoch(iterator)
 
 
-def until_the_end(iterator: CFIterator) -> None:
-    while True:
-        for _ in range(2):
-            one_epoch(iterator)
-        break
-
-
-def sourceless(iterator: CFIterator) -> None:
-    exec("for _ in range(4): list(iterator)", {"iterator": iterator})
-
-
 @pytest.mark.parametrize(
     "script",
     [
         epochs,
         from_the_epoch,
         skipping,
-        until_the_end,
-        sourceless,
     ],
 )
 def test_a_loop_that_may_be_right_is_not_warned_of(

@@ -48,26 +48,6 @@ def values(seed: int) -> torch.Tensor:
     return torch.randn(2 * N, 5, generator=torch.Generator().manual_seed(1))[order(seed)]
 
 
-class NotReady(Held):
-    """Parts of it fail, or take long, unless they are asked for in time."""
-
-    def __init__(self) -> None:
-        super().__init__(Computed())
-
-    @property
-    def samples(self) -> list[str]:
-        raise OSError("open() it first")
-
-
-class Computed:
-    """A table of another process, say: its length is the result of a job."""
-
-    iloc = None
-
-    def __len__(self) -> int:
-        raise AssertionError("no job may be started")
-
-
 @dataclass
 class Example:
     """A sample, as many preprocessing scripts hold them."""
@@ -141,7 +121,6 @@ SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
     ),
     "a cache that fills": lambda: (Held([None] * N), Held([b"seen"] * N)),
     "lists that fill": lambda: (Held([[] for _ in range(N)]), Held([[n] for n in range(N)])),
-    "what is not ready": lambda: (NotReady(), NotReady()),
     "what is not of the samples": lambda: (Held([1, 2, 3]), Held([4, 5])),
     "what nobody can read": lambda: (
         Held([torch.eye(2).to_sparse(), object(), 1j] * 13 + [1]),

@@ -10,15 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import (
-    ConcatDataset,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    Subset,
-)
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
-import tests.iterators.order.test_generators
 from iterators import CFIterator
 from iterators.order.batch_requests import Seeding
 from iterators.order.generators import PrivateGenerators
@@ -86,10 +79,6 @@ def with_module_rng(value: float) -> float:
     return value + MODULE_RNG.random()
 
 
-def with_rng_of_a_module(value: float) -> float:
-    return value + tests.iterators.order.test_generators.MODULE_RNG.random()
-
-
 def with_closure() -> Callable[[float], float]:
     rng = np.random.default_rng()
     return lambda value: value + rng.random()
@@ -107,7 +96,6 @@ def with_bound_method() -> Callable[[float], float]:
 PLACES: dict[str, Callable[[], Dataset[float]]] = {
     "several transforms": lambda: Transformed(*(Jitter(kind()) for kind in KINDS.values())),
     "a global of the module": lambda: Transformed(with_module_rng),
-    "a module that refers to itself": lambda: Transformed(with_rng_of_a_module),
     "a closure": lambda: Transformed(with_closure()),
     "a default argument": lambda: Transformed(with_bound_method()),
     "a partial function": lambda: Transformed(functools.partial(Jitter(random.Random()))),

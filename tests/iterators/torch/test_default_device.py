@@ -100,13 +100,6 @@ def test_workers_have_the_cpu_or_what_their_init_function_says(
     assert torch.get_default_device().type == "meta"
 
 
-def test_the_users_dataset_has_the_default_device_in_this_process() -> None:
-    """As in torch's loader."""
-    with torch.device("meta"):
-        (batch,) = CFIterator(DataLoader(Plain(3), 3))
-    assert batch.device.type == "meta"
-
-
 def test_resident_samples_are_where_they_should_be() -> None:
     with torch.device("meta"):
         resident = ResidentDataset(DATA, device="cpu", rank=0, world=1)

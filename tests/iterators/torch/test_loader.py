@@ -29,7 +29,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from iterators import (
     CFIterator,
-    EpochOrder,
     NotResumableError,
     ResumableDataLoader,
     ResumeMismatchError,
@@ -51,29 +50,6 @@ def generators() -> str:
 
 
 # Sharing out
-
-
-@pytest.mark.parametrize("n", [1, 3, 12, 29])
-@pytest.mark.parametrize(("world", "batch"), [(1, 4), (2, 3), (5, 1), (5, 4)])
-def test_the_ranks_share_every_global_batch_without_gap_or_overlap(
-    n: int, world: int, batch: int
-) -> None:
-    shuffled: dict[str, Any] = {"shuffle": True, "seed": 5}
-    loaders = [
-        ResumableDataLoader(Plain(n), batch, rank=rank, world=world, **shuffled)
-        for rank in range(world)
-    ]
-    ranks = [list(loader.open(epoch=2, start=0)) for loader in loaders]
-    order = EpochOrder(n, 5, 2).ids(np.arange(n)).tolist()
-    assert len({len(rank) for rank in ranks}) == 1
-    for index, parts in enumerate(zip(*ranks, strict=True)):
-        expected = order[index * batch * world : (index + 1) * batch * world]
-        counted = [part.ids[part.weights > 0].tolist() for part in parts]
-        assert sorted(chain.from_iterable(counted)) == sorted(expected)
-        sizes = [len(part) for part in counted]
-        assert max(sizes) - min(sizes) <= 1
-        assert all(len(part.ids) >= 1 for part in parts), "a rank got an empty batch"
-        assert {part.end for part in parts} == {min((index + 1) * batch * world, n)}
 
 
 def test_a_dropped_tail_is_dropped_from_any_start() -> None:

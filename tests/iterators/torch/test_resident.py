@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
 from checkfreq.examples.imagenet.models import import_torchvision
 from iterators import (
@@ -22,7 +22,6 @@ from iterators import (
     ResumableDataLoader,
     ResumeMismatchError,
 )
-from iterators.order.batch_requests import fetches_by_batch
 from iterators.testing import check_resumable, digest
 from tests.iterators.datasets import Plain
 
@@ -124,13 +123,6 @@ def test_samples_that_are_not_tuples_are_one_tensor_or_held_as_they_are() -> Non
     assert torch.equal(batch, torch.arange(0, 10, 2))
     samples = [{"text": "a"}, {"text": "bc"}]
     assert list(ResidentDataset(Sized(samples))) == samples
-
-
-def test_batches_are_fetched_whole_only_where_nothing_is_done_to_each_sample() -> None:
-    assert fetches_by_batch(ResidentDataset(Pairs(4), device="cpu"))
-    assert fetches_by_batch(Subset(ResidentDataset(Pairs(4), device="cpu"), [0, 1]))
-    assert not fetches_by_batch(ResidentDataset(Pairs(4)))
-    assert not fetches_by_batch(ResidentDataset(Pairs(4), device="cpu", transform=plus_noise))
 
 
 # Folders

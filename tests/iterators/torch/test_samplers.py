@@ -105,17 +105,6 @@ def test_grouped_batches_use_every_sample_once_through_kills_and_changes_of_the_
     assert sorted(history) == sorted(single)
 
 
-@given(sizes, worlds, st.booleans())
-def test_the_ranks_differ_by_at_most_one_and_take_turns_in_one_order(
-    n: int, world: int, shuffle: bool
-) -> None:
-    shares = [list(sampler) for sampler in ranks_of(n, world, shuffle=shuffle, seed=3)]
-    assert [len(sampler) for sampler in ranks_of(n, world)] == [len(share) for share in shares]
-    assert len(shares[0]) - len(shares[-1]) <= 1
-    order = EpochOrder(n, 3, 0).ids(range(n)).tolist() if shuffle else list(range(n))
-    assert shares == [order[rank::world] for rank in range(world)]
-
-
 # Resuming
 
 
@@ -165,14 +154,6 @@ def test_a_used_up_epoch_is_empty_and_the_log_names_what_to_call(
     sampler.advance(3)
     assert list(sampler) == []
     assert "start the next one with set_epoch(1)" in caplog.text
-
-
-def test_an_iterator_that_is_open_keeps_its_epoch_and_place() -> None:
-    sampler = ResumableSampler(Plain(9), shuffle=False)
-    served = iter(sampler)
-    sampler.advance(4)
-    assert list(served) == list(range(9))
-    assert list(sampler) == [4, 5, 6, 7, 8]
 
 
 def test_the_process_group_gives_rank_and_world_but_not_of_data_that_is_shared_out() -> None:
@@ -328,12 +309,6 @@ def test_a_state_of_other_batches_is_refused(saved: Callable[[], Any], field: st
     assert caught.value.field == field
     with pytest.raises(ResumeMismatchError):
         ResumableSampler(Plain(4)).load_state_dict(ResumableSampler(Plain(5)).state_dict())
-
-
-def test_groups_are_the_same_under_other_numbers() -> None:
-    (one,), (other,) = grouped([0, 1] * 6, 1), grouped([-5, 9] * 6, 1)
-    one.load_state_dict(other.state_dict())
-    assert list(one) == list(other)
 
 
 # Inside CFIterator

@@ -218,15 +218,3 @@ def test_the_samplers_take_the_order_of_the_shards_as_the_loader_does() -> None:
     next(iter(resumed))
     assert resumed.last_ids is not None
     assert resumed.last_ids.tolist() == order[8:12]
-
-
-def test_an_order_with_other_places_than_samples_is_the_samplers_too_but_not_in_groups() -> None:
-    class Half(ShardedDataset):
-        def epoch_order(self, seed: int, epoch: int) -> ShardOrder:
-            return ShardOrder((10,), 1, seed, epoch)
-
-    half = Half(names(6), records, lengths=LENGTHS)
-    assert len(ResumableDistributedSampler(half, 2, 1)) == 5
-    assert list(ResumableSampler(half)) == half.epoch_order(0, 0).ids(range(10)).tolist()
-    with pytest.raises(ValueError, match="Half.epoch_order does not contain each sample exactly"):
-        ResumableGroupedBatchSampler(half, [0] * 20, 4, 1, 0)
