@@ -177,9 +177,3 @@ def test_a_damaged_folder_is_refused(damage: str, tmp_path: Path, live: dict[str
     assert not list((tmp_path / "again").glob("step-*"))
 
 
-def test_an_object_of_the_name_of_our_entry_is_refused(tmp_path: Path) -> None:
-    chk = CFCheckpoint(checkfreq={"a": 1})
-    with CFManager(tmp_path / "chk", chk, mode=CFMode.MANUAL, chk_freq=1) as cf_manager:
-        cf_manager.step()
-    with pytest.raises(ConfigError, match="expected another name"):
-        to_dcp(tmp_path / "chk", tmp_path / "dcp")

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import enum
-import functools
-import json
 import os
 import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
 import pytest
 import torch
-from xxhash import xxh3_64_hexdigest
 
 import checkfreq
 import tests.fixtures
@@ -26,6 +23,7 @@ from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.formats import numpy_reader
 from checkfreq.formats.numpy_reader import open_checkpoint, steps
 from checkfreq.store.joint import JointStore
+from tests.hostile import grammar
 from tests.store.ranks import commit_jointly
 
 FIXTURES = Path(tests.fixtures.__file__).parent
@@ -145,48 +143,18 @@ def test_damage_is_found(what: str, tmp_path: Path, live: dict[str, Any]) -> Non
         open_checkpoint(tmp_path / "chk").tensors("model")
 
 
-#: What a forged record may have in any place.
-ODD: tuple[Any, ...] = (
-    *(None, True, -1, 1e300, 3, 0.5, 10**400, 1 << 62, "x", "\0", "../../x", [], [1], {}, {"a": 1}),
-    *({"$tensor": "q"}, {"$range": ["a"]}, {"$packed": "O", "data": "AA=="}, {"$path": []}),
-    *({"$int": 3}, {"$complex": 1}, {"$dict": 3}, {"$dict": [1]}, {"$float": "zz"}),
-)
-
-
-def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to each value of a JSON document, but for the later ones of long lists."""
-    if path:
-        yield path
-    inner: Any = node.items() if isinstance(node, dict) else ()
-    inner = enumerate(node[:3]) if isinstance(node, list) else inner
-    for key, value in inner:
-        yield from places(value, (*path, key))
-
-
-def forged(record: Any, path: tuple[Any, ...], value: Any) -> bytes:
-    """A record with another value in one place, and a digest that is right."""
-    changed = json.loads(json.dumps({k: v for k, v in record.items() if k not in FRAME}))
-    *before, last = path
-    functools.reduce(lambda node, key: node[key], before, changed)[last] = value
-    text = '{"format_version": 4, "digest": "%s",\n' + json.dumps(changed)[1:]
-    return (text % xxh3_64_hexdigest((text % ("0" * 16)).encode())).encode()
-
-
-FRAME = ("format_version", "digest")
-
-
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.more) for n in (1, 2))])
 def test_a_forged_record_is_a_valueerror_wherever_it_is_not_as_documented(
     seed: int, tmp_path: Path, live: dict[str, Any]
 ) -> None:
-    path = tmp_path / "chk" / "step-00000003" / "manifest.json"
-    record = json.loads(path.read_bytes())
-    generator = random.Random(seed)
-    ways = [way for way in places(record) if way[0] not in FRAME]
+    folder, chance = tmp_path / "chk" / "step-00000003", random.Random(seed)
+    record = grammar.read_manifest(folder)
     for _ in range(60):
-        path.write_bytes(forged(record, generator.choice(ways), generator.choice(ODD)))
+        document = copy.deepcopy(record)
+        grammar.edit(chance, document)
+        grammar.write_manifest(folder, document)
         with contextlib.suppress(ValueError):
-            checkpoint = open_checkpoint(path.parent)
+            checkpoint = open_checkpoint(folder)
             checkpoint.step  # noqa: B018  # a property that may raise
             for name in ("model", "optimizer", "rng", "history"):
                 for read in ("object", "tensors", "layouts", "value"):
