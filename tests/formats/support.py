@@ -65,6 +65,7 @@ def a_history() -> dict[str, Any]:
         "complex": 1 + 2j,
         "view": torch.arange(12.0).reshape(3, 4)[:, 1],
         "raw": b"\x00\xff",
+        "packed": [True, False] * 50,
     }
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import enum
 import os
 import random
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 import pytest
@@ -19,7 +18,6 @@ import torch
 
 import checkfreq
 import tests.fixtures
-from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.formats import numpy_reader
 from checkfreq.formats.numpy_reader import open_checkpoint, steps
 from checkfreq.store.joint import JointStore
@@ -54,39 +52,10 @@ def test_the_state_of_an_object_is_decoded(tmp_path: Path, live: dict[str, Any])
     assert tree["pair"][0].tolist() == [0, 1, 2]
     assert tree["complex"] == 1 + 2j
     assert tree["raw"] == b"\x00\xff"
+    assert tree["packed"] == [True, False] * 50
+    assert type(tree["packed"][0]) is bool
     numpy.testing.assert_array_equal(tree["array"], live["history"]["array"])
     assert {"model", "optimizer", "history", "rng"} <= {*checkpoint.names}
-
-
-class Norm(enum.Enum):
-    SIGN = 1
-
-
-class Memory:
-    """An object whose state is more than containers."""
-
-    def state_dict(self) -> dict[str, Any]:
-        pair = Pair(2, torch.ones(1))
-        return {"norm": Norm.SIGN, "pair": pair, "wins": [True] * 99, "losses": [0.5] * 99}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class Pair(NamedTuple):
-    number: int
-    tensor: torch.Tensor
-
-
-def test_objects_and_packed_lists_are_plain_values(tmp_path: Path) -> None:
-    chk = CFCheckpoint(memory=Memory())
-    with CFManager(tmp_path, chk, mode=CFMode.MANUAL, chk_freq=0) as manager:
-        manager.step()
-        manager.save(wait=True)
-    tree = open_checkpoint(tmp_path).value("memory")["tree"]
-    assert tree["norm"] == "SIGN"
-    assert tree["pair"] == {"number": 2, "tensor": numpy.ones(1)}
-    assert (tree["wins"], tree["losses"]) == ([True] * 99, [0.5] * 99)
-    assert type(tree["wins"][0]) is bool
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])

@@ -80,6 +80,7 @@ def test_a_pickle_calls_nothing_but_makes_records(folder: Path) -> None:
             metadata_of(call)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch names storages that are deprecated
 @pytest.mark.parametrize("num_cases", [30, pytest.param(500, marks=pytest.mark.more)])
 @pytest.mark.parametrize("kind", ["dcp", "torch", "old torch"])
 def test_spoilt_pickles_are_read_or_refused(kind: str, num_cases: int, folder: Path) -> None:
