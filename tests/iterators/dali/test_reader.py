@@ -86,18 +86,13 @@ def test_given_files_keep_their_order_and_labels(tmp_path: Path) -> None:
 def test_only_the_root_itself_is_cut_from_a_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, root: str, name: str
 ) -> None:
-    touched(tmp_path, "train/c0/x", "train/train/c0/x", "list.txt")
+    touched(tmp_path, "train/c0/x", "train/train/c0/x")
     monkeypatch.chdir(tmp_path)
-    known = {"here": tmp_path, "name": tmp_path.name}
-    (tmp_path / "list.txt").write_text(f"{name.format(**known)} 0\ntrain/c0/x 1\n")
-    given = [name.format(**known), "train/c0/x"]
-    for reader in (
-        FileReader(files=given, file_root=root.format(**known)),
-        FileReader(file_list="list.txt", file_root=root.format(**known)),
-    ):
-        assert entries(reader.files) == [("c0/x", 0), ("train/c0/x", 1)]
-        assert reader.files.path(0).tobytes() == bytes(tmp_path / "train/c0/x")
-        assert reader.files.path(1).tobytes() == bytes(tmp_path / "train/train/c0/x")
+    root, name = (one.format(here=tmp_path, name=tmp_path.name) for one in (root, name))
+    files = FileReader(files=[name, "train/c0/x"], file_root=root).files
+    assert entries(files) == [("c0/x", 0), ("train/c0/x", 1)]
+    assert files.path(0).tobytes() == bytes(tmp_path / "train/c0/x")
+    assert files.path(1).tobytes() == bytes(tmp_path / "train/train/c0/x")
 
 
 @pytest.mark.parametrize("how", ["file_root", "files", "file_list"])
@@ -171,28 +166,20 @@ def test_uniforms_are_frozen() -> None:
 
 
 def test_every_output_comes_out_as_promised(paths: list[str]) -> None:
+    outputs = ("weight", "uniforms", "id", "label")
+    labels = [9, 8, 7, 6, 5]
     reader = FileReader(
-        files=paths[:5],
-        labels=[9, 8, 7, 6, 5],
-        seed=0,
-        shuffle=False,
-        num_uniforms=2,
-        outputs=("weight", "uniforms", "id", "label"),
+        files=paths[:5], labels=labels, seed=0, shuffle=False, num_uniforms=2, outputs=outputs
     )
-
-    @pipeline_def(batch_size=3, num_threads=1, device_id=None)
-    def define() -> Any:
-        return reader(name="Reader")
-
-    pipe = define()
-    encoded, weight, drawn, ids, label = pipe.run()
+    pipe = pipeline_def(reader, batch_size=3, num_threads=1, device_id=None)(name="Reader")
+    encoded, *rest = pipe.run()
     assert bytes(np.array(encoded[1])) == Path(paths[1]).read_bytes()
-    expected = [np.ones((3, 1)), uniforms(BatchStart(0, 0, 0), np.arange(3), 2), [[0], [1], [2]]]
+    drawn = uniforms(BatchStart(0, 0, 0), np.arange(3), 2)
     for found, wanted in zip(
-        (weight, drawn, ids, label), [*expected, [[9], [8], [7]]], strict=True
+        rest, [np.ones((3, 1)), drawn, [[0], [1], [2]], [[9], [8], [7]]], strict=True
     ):
         assert np.array_equal(found.as_array(), wanted)
-    kinds = [one.as_array().dtype.name for one in (weight, drawn, ids, label)]
+    kinds = [one.as_array().dtype.name for one in rest]
     assert kinds == ["float32", "float32", "int64", "int32"]
     assert len(pipe.run()[0]) == 2
 
