@@ -90,15 +90,6 @@ def test_a_dataset_that_is_its_own_iterator_resumes_exactly(kind: type[Opaque]) 
     check_resumable(lambda: rebuilt(kind([4, 2]), num_workers=2), epochs=1)
 
 
-def test_a_state_that_cannot_be_loaded_before_iter_nor_after_it_raises() -> None:
-    class Renamed(Stateful):
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.missing.update(state)
-
-    with pytest.raises(AttributeError, match="missing"):
-        list(restored(state_after(rebuilt(Renamed([5])), 1), Renamed([5])))
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ready_batches_pass_through(workers: int) -> None:
     make = lambda: rebuilt(Batched([3, 2]), None, num_workers=workers)  # noqa: E731
@@ -311,22 +302,17 @@ def test_an_index_alone_does_not_replace_the_datasets_own_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "changes", "expected", "found"),
-    [
-        ("workers", {"num_workers": 1}, 0, 1),
-        ("batch", {"batch": 3}, 2, 3),
-        ("batch", {"batch": None}, 2, 0),
-    ],
+    ("field", "changes"),
+    [("workers", {"num_workers": 1}), ("batch", {"batch": 3}), ("batch", {"batch": None})],
 )
 def test_a_different_layout_is_refused_within_an_epoch_only(
-    field: str, changes: dict[str, Any], expected: int, found: int
+    field: str, changes: dict[str, Any]
 ) -> None:
     first = rebuilt(Stateful([8]))
     state = state_after(first, 3)
     with pytest.raises(ResumeMismatchError, match="until the epoch ends") as refused:
         restored(state, Stateful([8]), **changes)
-    error = refused.value
-    assert (error.field, error.expected, error.found) == (field, expected, found)
+    assert refused.value.field == field
     list(first.steps(4))
     assert restored(first.state_dict(), Stateful([8]), **changes).epoch == 1
 
@@ -396,14 +382,3 @@ def test_torchdatas_loader_runs_an_iterable_dataset() -> None:
     assert type(engine) is StatefulDataLoader
     assert engine.snapshot_every_n_steps == 3
     assert walk(iterator, epochs=2) == walk(rebuilt(Stateful([5, 2]), num_workers=2), epochs=2)
-
-
-def test_torchdatas_loader_runs_a_map_style_dataset() -> None:
-    settings: dict[str, Any] = {"num_workers": 2, "persistent_workers": True}
-    iterator = CFIterator(StatefulDataLoader(Augmented(7), 2, shuffle=True, **settings), seed=9)
-    adapter = iterator._adapter
-    assert isinstance(adapter, ResumableDataLoader)
-    assert type(adapter._engine) is StatefulDataLoader
-    plain = walk(rebuilt(Augmented(7), shuffle=True, num_workers=2), epochs=2)
-    assert walk(iterator, epochs=2) == plain
-    iterator.finish()

@@ -154,16 +154,15 @@ def test_a_folder_holds_what_torchvisions_does(folder: Path) -> None:
 def test_a_moved_folder_is_the_same_data_and_a_renamed_file_is_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def name(root: str) -> str:
+    def name(root: str | Path) -> str:
         return ResidentDataset.from_folder(root, loader=str).data_fingerprint()
 
-    before = name(str(folder))
+    before = name(folder)
     monkeypatch.chdir(folder.parent)
-    assert name("./train") == name("train/") == before
     moved = folder.rename(folder.parent / "moved")
-    assert name(str(moved)) == before
+    assert name("./moved/") == name(moved) == before
     (moved / "cat" / "b.png").rename(moved / "cat" / "d.png")
-    assert name(str(moved)) != before
+    assert name(moved) != before
 
 
 def test_folders_without_images_are_refused_and_without_pil_a_loader_is_asked_for(
@@ -219,9 +218,7 @@ def test_a_position_of_a_different_share_is_refused() -> None:
     ("dataset", "share", "rank", "world", "reason"),
     [
         (Plain(9), 0.49, 0, 2, r"share must lie in \[1 / world, 1\] = \[0.5, 1\]"),
-        (Plain(9), 1.01, 0, 2, r"share must lie in \[1 / world, 1\] = \[0.5, 1\]"),
         (Plain(3), None, 0, 4, "3 samples are too few for 4 ranks"),
-        (Plain(0), None, None, None, "Plain is empty"),
         (object(), None, None, None, "has no length"),
     ],
 )
@@ -237,7 +234,6 @@ def test_shares_and_data_that_cannot_be_are_refused(
     [
         (torch.zeros(2), torch.zeros(3), r"sample 1 is \[\(\(3,\), .*sample 0 is \[\(\(2,\), "),
         (torch.zeros(2), torch.zeros(2, dtype=torch.int64), "torch.int64.*torch.float32"),
-        (torch.zeros(2), (torch.zeros(2), 1), "sample 1 is"),
         (("text", 1), ("more", 1), "a str cannot be stacked on a device"),
     ],
 )
