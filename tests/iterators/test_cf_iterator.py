@@ -136,13 +136,6 @@ def test_a_loop_that_is_left_goes_on_or_is_over_or_was_only_a_look(
     assert (iterator.epoch, iterator.batch) == goes_on_at
 
 
-def test_groups_of_steps_go_on_over_the_end_of_an_epoch() -> None:
-    manager = FakeManager()
-    iterator = managed(manager, n=10, batch=2, accumulate=2)
-    assert len(list(iterator.steps(5))) == 10
-    assert places(manager) == [(0, 4, 1), (0, 8, 2), (1, 2, 3), (1, 6, 4), (2, 0, 5)]
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -328,22 +321,6 @@ def test_a_second_pass_after_the_rest_of_a_restored_epoch_serves_all_of_it() -> 
     assert loop(FakeManager(restored=whole.positions[0])) == [3, 3]
 
 
-def test_an_evaluation_of_a_growing_dataset_serves_what_the_epoch_serves() -> None:
-    dataset, manager = Plain(4), FakeManager()
-    iterator = CFIterator(ResumableDataLoader(dataset, 2), cf_manager=manager)
-    measured = []
-    for _ in iterator.epochs(2):
-        measured.append(len(take_all(iterator.evaluate())))
-        for _ in iterator:
-            manager.weight_update()
-            dataset.n = 8
-            measured.append(len(take_all(iterator.evaluate())))
-        measured.append(len(take_all(iterator.evaluate())))
-    assert measured == [2] * 4 + [4] * 6
-    cut = CFIterator(loader(), batches_per_epoch=2)
-    assert len(take_all(cut.evaluate())) == len(cut) == 2
-
-
 def test_an_evaluation_shows_its_own_samples_and_may_be_left_early() -> None:
     iterator = CFIterator(loader(persistent_workers=True, num_workers=1))
     for batch in iterator:
@@ -352,16 +329,6 @@ def test_an_evaluation_shows_its_own_samples_and_may_be_left_early() -> None:
             assert one.tolist() == iterator.last_ids.tolist() == [0, 1, 2, 3]
             break
         assert iterator.last_ids.tolist() == batch.tolist()
-
-
-def test_a_stream_is_evaluated_beside_its_open_epoch() -> None:
-    iterator = CFIterator(DataLoader(Stream(), batch_size=2))
-    whole = [[0, 1], [2, 3], [4, 5]]
-    served = []
-    for batch in iterator:
-        served.append(batch.tolist())
-        assert [one.tolist() for one in iterator.evaluate()] == whole
-    assert served == whole
 
 
 # Steps

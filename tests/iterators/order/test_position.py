@@ -87,16 +87,6 @@ def test_a_position_of_version_1_is_read() -> None:
     assert Position.from_dict(resealed(without="states", version=1)) == POSITION
 
 
-def test_positions_of_all_ranks_merge_into_one() -> None:
-    first = replace(POSITION, states=({"rank": 0},), left_at=7)
-    second = replace(first, states=({"rank": 1},), ledger=Ledger.of(range(1000, 1500)))
-    merged = first.merged(second)
-    assert merged.ledger == Ledger.of(range(1500))
-    assert merged.states == ({"rank": 0}, {"rank": 1})
-    assert merged.left_at == 7
-    assert Position.from_dict(json.loads(json.dumps(merged.to_dict()))) == merged
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [("n", 1_281_166), ("fingerprint", "other"), ("seed", 1), ("algorithm", "sequential-1")],

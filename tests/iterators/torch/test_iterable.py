@@ -31,7 +31,6 @@ from tests.iterators.streams import (
     Indexed,
     Opaque,
     OwnIterator,
-    Rewound,
     SelfIndexed,
     Sized,
     Squares,
@@ -84,10 +83,9 @@ def test_every_state_resumes_exactly(
     assert tried == (1 if workers > 1 else 2) * per_epoch + 1
 
 
-@pytest.mark.parametrize("kind", [OwnIterator, Rewound])
-def test_a_dataset_that_is_its_own_iterator_resumes_exactly(kind: type[Opaque]) -> None:
-    check_resumable(lambda: rebuilt(kind([5])), epochs=2)
-    check_resumable(lambda: rebuilt(kind([4, 2]), num_workers=2), epochs=1)
+def test_a_dataset_that_is_its_own_iterator_resumes_exactly() -> None:
+    check_resumable(lambda: rebuilt(OwnIterator([5])), epochs=2)
+    check_resumable(lambda: rebuilt(OwnIterator([4, 2]), num_workers=2), epochs=1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -181,7 +179,7 @@ def test_a_wrong_length_loses_nothing(claimed: int) -> None:
     counted = CFIterator(
         DataLoader(Sized([4, 3], claimed), 2, num_workers=2), seed=9, cf_manager=manager
     )
-    assert len(counted) == -(-claimed // 2)
+    assert len(counted) == len(counted._adapter) == -(-claimed // 2)  # type: ignore[arg-type]
     batches = []
     for _ in counted.epochs(1):
         for _ in counted:
@@ -189,16 +187,6 @@ def test_a_wrong_length_loses_nothing(claimed: int) -> None:
             batches.append(counted.batch)
     assert batches == [0, 1, 2, 3]
     assert manager.events == ["first", "step", "step", "step", "end_epoch"]
-
-
-def test_the_length_is_torchs() -> None:
-    for batch, drop_last in ((3, False), (3, True), (None, False)):
-        loader = DataLoader(Sized([7], 7), batch, drop_last=drop_last)
-        assert len(CFIterator(loader)) == len(ResumableIterableLoader.like(loader)) == len(loader)
-    with pytest.raises(TypeError, match="no length"):
-        len(rebuilt(Opaque([1])))
-    with pytest.raises(TypeError, match="Opaque has no length"):
-        len(ResumableIterableLoader(Opaque([1])))
 
 
 # What a dataset sees

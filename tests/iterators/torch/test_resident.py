@@ -117,14 +117,6 @@ def test_stacked_samples_and_batches_are_those_of_the_default_collate() -> None:
         assert digest(found) == digest(wanted)
 
 
-def test_samples_that_are_not_tuples_are_one_tensor_or_held_as_they_are() -> None:
-    resident = ResidentDataset(Plain(5), device="cpu", load_transform=lambda one: one * 2)
-    (batch,) = DataLoader(resident, batch_size=5, collate_fn=resident.collate)
-    assert torch.equal(batch, torch.arange(0, 10, 2))
-    samples = [{"text": "a"}, {"text": "bc"}]
-    assert list(ResidentDataset(Sized(samples))) == samples
-
-
 # Folders
 
 
