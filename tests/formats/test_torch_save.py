@@ -14,12 +14,7 @@ from torch import nn
 
 import checkfreq
 from checkfreq import CFCheckpoint, CFManager, CFMode
-from checkfreq.errors import (
-    ConfigError,
-    CorruptCheckpointError,
-    NoCheckpointError,
-    StateError,
-)
+from checkfreq.errors import ConfigError, CorruptCheckpointError, NoCheckpointError, StateError
 from checkfreq.formats import from_torch_save, to_torch_save
 from checkfreq.persist.lock import DirectoryLock
 from tests.formats.support import parts, restored, same

@@ -116,8 +116,6 @@ class OwnIterator(Opaque):
         self.walk.load_state_dict(state)
 
 
-
-
 class Batched(Opaque):
     """Yields ready batches of its own sizes."""
 

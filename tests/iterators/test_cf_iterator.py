@@ -57,11 +57,7 @@ def take_all(iterator: CFIterator) -> list[list[int]]:
 #: The options; for each epoch the updates after each batch of two samples, and in the tail; where
 #: boundaries are passed.
 BOUNDARIES: dict[str, tuple[dict[str, Any], list[list[int]], list[tuple[int, int, int]]]] = {
-    "several updates for one batch are one boundary": (
-        {},
-        [[2, 2, 0]],
-        [(0, 2, 1), (1, 0, 2)],
-    ),
+    "several updates for one batch are one boundary": ({}, [[2, 2, 0]], [(0, 2, 1), (1, 0, 2)]),
     "an update in the tail belongs to the epoch": (
         {},
         [[0, 1, 0, 1]] * 2,
@@ -489,10 +485,7 @@ UNORDERED = DataLoader(Stream(), batch_size=2, in_order=False)
 
 @pytest.mark.parametrize(("given", "has_tqdm"), [([10, 11, 12], False), (UNORDERED, True)])
 def test_exact_false_replays_and_logs_how_long_it_took_with_or_without_a_progress_bar(
-    given: Any,
-    has_tqdm: bool,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    given: Any, has_tqdm: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not has_tqdm:
         monkeypatch.setitem(sys.modules, "tqdm", None)

@@ -16,23 +16,11 @@ import torch
 from nvidia.dali import Pipeline, fn, ops, pipeline_def, types
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator, DALIGenericIterator
 
-from iterators import (
-    CFIterator,
-    IterationStateError,
-    NotResumableError,
-    ResumeMismatchError,
-)
+from iterators import CFIterator, IterationStateError, NotResumableError, ResumeMismatchError
 from iterators.dali import DALILoader, FileReader
 from iterators.testing import digest, walk
 from tests.iterators.dali.native_pipelines import put, write_images
-from tests.iterators.dali.pipelines import (
-    KEYS,
-    augmented,
-    built,
-    last_line_of,
-    reader,
-    resumable,
-)
+from tests.iterators.dali.pipelines import KEYS, augmented, built, last_line_of, reader, resumable
 
 # Entering
 

@@ -284,10 +284,7 @@ def test_an_empty_last_batch_is_one_pad_of_weight_0(four: list[Spec]) -> None:
 
 @pipeline_def
 def two_readers(reader: dict[str, Any]) -> Any:
-    return (
-        fn.readers.file(name="Reader", **reader)[1],
-        fn.readers.file(name="Other", **reader)[1],
-    )
+    return (fn.readers.file(name="Reader", **reader)[1], fn.readers.file(name="Other", **reader)[1])
 
 
 @pytest.mark.filterwarnings("ignore:Checkpointing enabled in a pipeline with external source")

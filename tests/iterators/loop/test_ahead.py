@@ -24,11 +24,7 @@ def watched(*passes: list[int]) -> bool:
 
 @pytest.mark.parametrize(
     ("passes", "ahead"),
-    [
-        ([[4, 1, 1, 1, 1, 1]], 3),
-        ([[5, 4, 4, 4, 4, 4]], 1),
-        ([[2, 1, 1]] * 4, 1),
-    ],
+    [([[4, 1, 1, 1, 1, 1]], 3), ([[5, 4, 4, 4, 4, 4]], 1), ([[2, 1, 1]] * 4, 1)],
 )
 def test_a_constant_surplus_before_the_first_update_is_warned_of(
     passes: list[list[int]], ahead: int, caplog: pytest.LogCaptureFixture

@@ -96,12 +96,7 @@ def carried_over(iterator: CFIterator, manager: FakeManager) -> None:
 
 @pytest.mark.parametrize(
     ("at", "loop"),
-    [
-        (4, with_the_true_index),
-        (4, over_something_else),
-        (0, carried_over),
-        (10, carried_over),
-    ],
+    [(4, with_the_true_index), (4, over_something_else), (0, carried_over), (10, carried_over)],
 )
 def test_loops_that_count_nothing_wrong_are_not_warned(
     at: int, loop: Any, caplog: pytest.LogCaptureFixture

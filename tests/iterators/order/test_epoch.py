@@ -9,13 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from iterators.order.epoch import (
-    EpochOrder,
-    ListedOrder,
-    SequentialOrder,
-    fold64,
-    fold64_each,
-)
+from iterators.order.epoch import EpochOrder, ListedOrder, SequentialOrder, fold64, fold64_each
 
 # Written by version 1 on 2026-11-21. A change here breaks every saved position: add a version.
 GOLDEN = [

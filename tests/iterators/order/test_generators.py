@@ -160,9 +160,7 @@ def test_what_is_not_seeded_or_global_or_a_proxy_is_not_looked_for() -> None:
     assert held[2].rng.random() == np.random.default_rng(3).random()
 
 
-def test_a_generator_that_cannot_be_seeded_is_named_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_generator_that_cannot_be_seeded_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         CFIterator(DataLoader(Transformed(Jitter(random.SystemRandom()))))
     (said,) = caplog.messages

@@ -27,12 +27,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from iterators import (
-    CFIterator,
-    NotResumableError,
-    ResumableDataLoader,
-    ResumeMismatchError,
-)
+from iterators import CFIterator, NotResumableError, ResumableDataLoader, ResumeMismatchError
 from iterators.order.fingerprint import dataset_fingerprint
 from iterators.testing import digest
 from iterators.torch.worker_start import WorkerStart
@@ -246,10 +241,7 @@ class OwnOrder(SubsetRandomSampler):
 
 REFUSED: list[tuple[Callable[[], DataLoader[Any]], str]] = [
     (lambda: Changed(Plain(3)), "Changed overrides DataLoader.__iter__"),
-    (
-        lambda: DataLoader(Plain(3), num_workers=1, in_order=False),
-        "in_order=False batches",
-    ),
+    (lambda: DataLoader(Plain(3), num_workers=1, in_order=False), "in_order=False batches"),
     (
         lambda: DataLoader(Plain(3), batch_sampler=OwnBatches(Plain(3), 2, False)),  # type: ignore[arg-type]
         "OwnBatches decides by its own rules",
