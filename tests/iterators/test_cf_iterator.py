@@ -21,9 +21,8 @@ from iterators import (
     ResumableDataLoader,
     ResumeMismatchError,
 )
-from iterators.order.epoch import ListedOrder
 from iterators.testing import FakeManager, check_resumable
-from tests.iterators.datasets import Folder, Plain
+from tests.iterators.datasets import Plain
 from tests.iterators.streams import Opaque
 
 
@@ -411,23 +410,6 @@ def test_a_served_epoch_is_reported_as_exact_unless_the_order_differed_between_p
     assert second.last_report is not None
     assert second.last_report.exact is False
     assert "not served exactly once" in caplog.text
-
-
-def test_faults_are_named_with_path_and_place(caplog: pytest.LogCaptureFixture) -> None:
-    given = ResumableDataLoader(Folder("/data", ["a/0.png", "a/1.png", "b/2.png"]), 1)
-    iterator = CFIterator(given, audit=True)
-    given._sampler.seek(ListedOrder([0, 1, 1], num_samples=3), epoch=0, start=0)
-    given._sampler.seek = lambda *_, **__: None  # type: ignore[method-assign]
-    for _ in iterator.epochs(1):
-        take_all(iterator)
-    report = iterator.last_report
-    assert report is not None
-    assert (report.exact, report.doubled, report.missing) == (False, (1,), (2,))
-    assert report.faults == (
-        "doubled: a/1.png (id 1), place 1 of epoch 0",
-        "missing: b/2.png (id 2), place 2 of epoch 0",
-    )
-    assert "b/2.png (id 2)" in caplog.text
 
 
 @pytest.mark.parametrize(("tail", "start"), [("short", 1), ("drop", 0), ("drop", 1)])

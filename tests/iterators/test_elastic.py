@@ -80,16 +80,6 @@ def test_a_tail_too_short_for_the_next_layout_is_dropped(n: int) -> None:
     check_lives(rank_of(n, tail="drop"), lives, epochs=3)
 
 
-def test_a_state_loaded_twice_counts_once() -> None:
-    class Twice(CFIterator):
-        def load_state_dict(self, state: Any, /) -> None:
-            super().load_state_dict(state)
-            super().load_state_dict(state)
-
-    lives = [Life(2, 3, 3), Life(3, 1, 2), Life(1, 4, 3, End.CLOSED), Life(2, 2)]
-    check_lives(rank_of(23, kind=Twice), lives)
-
-
 @pytest.mark.parametrize("end", End)
 @pytest.mark.parametrize("served", [1, 2, 3, 6])
 def test_ended_at_any_point_of_a_group_of_accumulated_batches_whose_number_may_change(

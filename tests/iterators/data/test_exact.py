@@ -161,13 +161,6 @@ def test_a_shuffled_stream_serves_each_sample_once_from_any_place(
         assert list(resumed) == whole, "the second epoch is not whole"
 
 
-def test_a_shuffled_stream_needs_a_source_with_state() -> None:
-    with pytest.raises(NotResumableError, match="list has no state_dict"):
-        ShuffledStream([1, 2])
-    with pytest.raises(ValueError, match="buffer_size must be at least 1, got 0"):
-        ShuffledStream(Counting(3), 0)
-
-
 def test_a_shuffled_stream_has_another_order_in_each_epoch_and_block_and_draws_from_its_own() -> (
     None
 ):

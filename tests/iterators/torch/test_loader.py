@@ -19,7 +19,6 @@ from torch.utils.data import (
     ConcatDataset,
     DataLoader,
     RandomSampler,
-    SequentialSampler,
     Subset,
     SubsetRandomSampler,
     get_worker_info,
@@ -31,7 +30,7 @@ from iterators import CFIterator, NotResumableError, ResumableDataLoader, Resume
 from iterators.order.fingerprint import dataset_fingerprint
 from iterators.testing import digest
 from iterators.torch.worker_start import WorkerStart
-from tests.iterators.datasets import Augmented, ByBatch, Folder, Plain
+from tests.iterators.datasets import Augmented, Folder, Plain
 
 
 def ids_of(loader: ResumableDataLoader, *, epoch: int = 0, start: int = 0) -> list[list[int]]:
@@ -45,15 +44,6 @@ def generators() -> str:
 
 
 # Sharing out
-
-
-def test_a_dropped_tail_is_dropped_from_any_start() -> None:
-    loader = ResumableDataLoader(Plain(11), 2, tail="drop", rank=0, world=2)
-    assert len(loader) == 2
-    assert ids_of(loader) == [[0, 2], [4, 6]]
-    assert ids_of(loader, start=6) == [[6, 8]]
-    assert loader.batches_left(8) == 0
-    assert ids_of(loader, start=8) == []
 
 
 # Seeding
@@ -116,18 +106,6 @@ def mixing(samples: list[dict[str, Any]]) -> Any:
 
 
 # Datasets
-
-
-def test_a_dataset_that_fetches_by_batch_is_asked_by_batch() -> None:
-    class Losing(ByBatch):
-        def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
-            return super().__getitems__(indices[1:])
-
-    dataset = ByBatch(10)
-    assert len(list(ResumableDataLoader(dataset, 4).open(epoch=0, start=0))) == 3
-    assert dataset.calls == 3
-    with pytest.raises(ValueError, match="returned 3 samples for 4 ids"):
-        list(ResumableDataLoader(Losing(4), 4).open(epoch=0, start=0))
 
 
 def test_worker_init_reaches_the_users_dataset_that_was_pickled() -> None:
@@ -266,13 +244,6 @@ def test_a_loader_that_cannot_be_resumed_is_refused_with_the_reason(
         CFIterator(make())
 
 
-def test_an_order_takes_the_place_of_a_batch_sampler_of_the_user_s() -> None:
-    batches = OwnBatches(SequentialSampler(Plain(5)), 2, True)
-    loader = DataLoader(Plain(5), batch_sampler=batches)
-    ours = ResumableDataLoader.like(loader, order=lambda seed, epoch: [4, 3, 2, 1, 0])
-    assert [batch.tolist() for batch in CFIterator(ours)] == [[4, 3], [2, 1]]
-
-
 class KillsItsWorker(Plain):
     """Sample 9 kills the worker that loads it, once."""
 
@@ -337,21 +308,11 @@ def test_a_dead_persistent_worker_is_replaced_by_the_next_loop(kind: Any, tmp_pa
     assert not multiprocessing.active_children()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        ({"batch_size": 0}, "batch_size must be at least 1"),
-        ({"tail": "straddle"}, "tail must be"),
-        ({"seeded": ("cuda",)}, "seeded must be a collection"),
-        ({"seeded": "torch"}, "seeded must be a collection"),
-        ({"batch_size": 4, "tail": "drop"}, "would serve nothing"),
-    ],
-)
-def test_settings_that_contradict_each_other_are_refused(
-    arguments: dict[str, Any], reason: str
-) -> None:
-    with pytest.raises(ValueError, match=reason):
-        ResumableDataLoader(**{"dataset": Plain(3), **arguments})
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="seeded must be a collection"):
+        ResumableDataLoader(Plain(3), seeded=("cuda",))
+    with pytest.raises(ValueError, match="would serve nothing"):
+        ResumableDataLoader(Plain(3), 4, tail="drop")
 
 
 # Fingerprints

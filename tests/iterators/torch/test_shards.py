@@ -149,14 +149,6 @@ def test_a_shard_that_is_too_short_is_named(ask: list[int]) -> None:
             whole[index]
 
 
-@pytest.mark.parametrize(
-    "options", [{"lanes": 0}, {"lengths": [1]}, {"lengths": [-1] * 6}, {"names": ["a"]}]
-)
-def test_impossible_arguments_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="lanes must be|need as many (lengths|names)"):
-        dataset(**options)
-
-
 def test_open_readers_are_neither_pickled_nor_shared_by_fork() -> None:
     shelf = Shelf([9])
     whole = ShardedDataset(["0"], shelf, lengths=[9])
