@@ -133,29 +133,20 @@ def test_the_originals_script_resumes_where_it_is_told(images: Path) -> None:
 # What was delivered
 
 
-class Tampering(DALIGenericIterator):
-    """Loses the last sample of every batch, or takes the wrong ones."""
-
-    change: Callable[[dict[str, Any]], dict[str, Any]]
-
-    def __next__(self) -> Any:
-        return [self.change(super().__next__()[0])]
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (lambda batch: {**batch, "id": batch["id"] + 1}, "delivered a different id in 'id'"),
-        (
-            lambda batch: {key: one[:-1] for key, one in batch.items()},
-            "delivered 3 samples in 'data' where the reader prod",
-        ),
+        (lambda batch: {key: one[:-1] for key, one in batch.items()}, "delivered 3 samples in"),
     ],
     ids=["another", "one lost"],
 )
 def test_a_batch_of_other_samples_is_noticed(paths: list[str], change: Any, reason: str) -> None:
+    class Tampering(DALIGenericIterator):
+        def __next__(self) -> Any:
+            return [change(super().__next__()[0])]
+
     iterator = Tampering(augmented(reader(paths[:10]), 4), KEYS)
-    iterator.change = change
     with pytest.raises(RuntimeError, match=reason):
         list(DALILoader(iterator).open(epoch=0, start=0))
 

@@ -12,11 +12,9 @@ import pytest
 from nvidia.dali import fn, pipeline_def
 
 import iterators.dali
-from iterators import EpochOrder
 from iterators.dali import FileReader
 from iterators.dali.files import FileList
-from iterators.dali.source import BatchStart, records, uniforms
-from iterators.order.batch_requests import BatchRequestSampler, Share
+from iterators.dali.source import BatchStart, uniforms
 
 ROOT = Path(iterators.dali.__file__).parents[2]
 
@@ -127,25 +125,6 @@ def test_a_moved_list_of_files_is_the_same_data(
 
 
 # What comes out
-
-
-@pytest.mark.parametrize("tail", ["short", "drop"])
-@pytest.mark.parametrize(("n", "batch", "world"), [(29, 3, 2), (1, 2, 3), (24, 4, 3)])
-@pytest.mark.parametrize("start", [0, 5, 8])
-def test_the_share_is_that_of_the_torch_adapter(
-    n: int, batch: int, world: int, tail: str, start: int
-) -> None:
-    order = EpochOrder(n, 3, 1)
-    for rank in range(world) if start <= n else ():
-        share = Share(batch, world, rank, tail)
-        sampler = BatchRequestSampler(order, share)
-        sampler.seek(order, epoch=1, start=start)
-        expected = [[(one, request.weight) for one in request.ids] for request in sampler]
-        found = [
-            list(zip(one.ids.tolist(), one.weights.tolist(), strict=True))
-            for one in records(order, share, BatchStart(3, 1, start))
-        ]
-        assert found == expected
 
 
 def test_uniforms_depend_on_seed_epoch_and_sample_alone() -> None:

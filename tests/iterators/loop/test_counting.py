@@ -44,35 +44,35 @@ def test_accumulation_over_enumerate_updates_after_the_same_batches_in_a_resumed
         assert manager.events == ["first", *events, "end_epoch"]
 
 
-@pytest.mark.parametrize("progress", [iter, wrapped], ids=["bare", "through a progress bar"])
-def test_pythons_enumerate_in_a_resumed_epoch_is_a_warning_that_names_what_to_write(
-    progress: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    manager = FakeManager()
-    iterator = interrupted(at=4, manager=manager)
-    for _ in iterator.epochs(2):
-        accumulate(enumerate(progress(iterator)), manager, len(iterator))
-    at_resume, at_end = caplog.records
-    assert (at_resume.levelname, at_end.levelname) == ("WARNING", "WARNING")
-    told = "resumed at batch 4 of epoch 0, but enumerate(train_loader) counts from 0"
-    assert told in at_resume.message
-    assert "train_loader.enumerate()" in at_resume.message
-    assert "resumed in mid-epoch, ends with 2 batch(es) that no update" in at_end.message
+def by_itself(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
+    i = 0
+    for batch in batches:
+        yield i, batch
+        i += 1
 
 
-def test_a_loop_that_counts_by_itself_is_informed_and_warned_at_the_end_of_the_epoch(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    ("counted", "level", "told"),
+    [
+        (enumerate, "WARNING", "enumerate(train_loader) counts from 0"),
+        (lambda one: enumerate(wrapped(one)), "WARNING", "enumerate(train_loader) counts from 0"),
+        (by_itself, "INFO", "a loop that counts by itself starts from 0"),
+    ],
+    ids=["enumerate", "through a progress bar", "by itself"],
+)
+def test_a_count_from_0_in_a_resumed_epoch_is_told_with_what_to_write_and_warned_of_at_its_end(
+    counted: Any, level: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     manager = FakeManager()
-    iterator, i = interrupted(at=4, manager=manager), 0
-    for _ in iterator.epochs(1):
-        for _ in iterator:
-            i += 1
-            if i % 4 == 0 or i == len(iterator):
-                manager.weight_update()
-    told = [(record.levelname, "train_loader.batch" in record.message) for record in caplog.records]
-    assert told == [("INFO", True), ("WARNING", True)]
+    iterator = interrupted(at=4, manager=manager)
+    for _ in iterator.epochs(2):
+        accumulate(counted(iterator), manager, len(iterator))
+    at_resume, at_end = caplog.records
+    assert (at_resume.levelname, at_end.levelname) == (level, "WARNING")
+    assert f"resumed at batch 4 of epoch 0, but {told}" in at_resume.message
+    assert "train_loader.enumerate()" in at_resume.message
+    assert "resumed in mid-epoch, ends with 2 batch(es) that no update" in at_end.message
 
 
 def with_the_true_index(iterator: CFIterator, manager: FakeManager) -> None:

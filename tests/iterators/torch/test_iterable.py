@@ -359,14 +359,3 @@ def test_a_generator_that_became_shorter_is_refused() -> None:
 
 
 # torchdata's loader as the engine
-
-
-def test_torchdatas_loader_runs_an_iterable_dataset() -> None:
-    loader = StatefulDataLoader(Stateful([5, 2]), 2, num_workers=2, snapshot_every_n_steps=3)
-    iterator = CFIterator(loader, seed=9)
-    adapter = iterator._adapter
-    assert isinstance(adapter, ResumableIterableLoader)
-    engine = adapter._make_engine()
-    assert type(engine) is StatefulDataLoader
-    assert engine.snapshot_every_n_steps == 3
-    assert walk(iterator, epochs=2) == walk(rebuilt(Stateful([5, 2]), num_workers=2), epochs=2)
