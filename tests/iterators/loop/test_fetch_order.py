@@ -6,7 +6,6 @@ must be what it used in the whole run.
 
 from __future__ import annotations
 
-import gc
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -22,15 +21,6 @@ from tests.iterators.datasets import Plain
 Loop = Callable[["Run", CFIterator, CFIterator], None]
 
 EPOCHS = 2
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _earlier_objects_are_not_searched() -> Iterator[None]:
-    """A kept ``zip`` is searched for among all objects that are not frozen."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def ahead(batches: Iterable[Any], depth: int = 1) -> Iterator[Any]:
