@@ -50,11 +50,7 @@ def test_accumulation_over_enumerate_updates_after_the_same_batches_in_a_resumed
     [
         (enumerate, "WARNING", "enumerate(train_loader) counts from 0"),
         (lambda one: enumerate(wrapped(one)), "WARNING", "enumerate(train_loader) counts from 0"),
-        (
-            lambda one: zip(count(), one, strict=False),
-            "INFO",
-            "a loop that counts by itself starts from 0",
-        ),
+        (lambda one: zip(count(), one, strict=False), "INFO", "a loop that counts by itself"),
     ],
     ids=["enumerate", "through a progress bar", "by itself"],
 )
