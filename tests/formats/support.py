@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict, defaultdict, deque
 from datetime import timedelta
 from pathlib import Path
@@ -67,6 +68,13 @@ def a_history() -> dict[str, Any]:
         "raw": b"\x00\xff",
         "packed": [True, False] * 50,
     }
+
+
+class Trap:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("sprung",)
 
 
 def parts(seed: int = 0) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
 from checkfreq.errors import ConfigError, CorruptCheckpointError
 from checkfreq.formats import from_dcp, to_dcp
 from iterators import CFIterator
-from tests.formats.support import parts, restored, same, states_of
+from tests.formats.support import Trap, parts, restored, same, states_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is:UserWarning")
 
@@ -115,13 +114,6 @@ def test_the_place_in_the_data_goes_along(tmp_path: Path) -> None:
     to_dcp(tmp_path / "chk", tmp_path / "dcp")
     from_dcp(tmp_path / "dcp", tmp_path / "again")
     assert sorted(first + run(tmp_path / "again", stop_after=8)) == list(range(8))
-
-
-class Trap:
-    """Runs code when it is unpickled."""
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("sprung",)
 
 
 def test_a_strangers_pickle_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

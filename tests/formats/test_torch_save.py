@@ -17,7 +17,7 @@ from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.errors import ConfigError, CorruptCheckpointError, NoCheckpointError, StateError
 from checkfreq.formats import from_torch_save, to_torch_save
 from checkfreq.persist.lock import DirectoryLock
-from tests.formats.support import parts, restored, same
+from tests.formats.support import Trap, parts, restored, same
 
 
 def test_a_checkpoint_goes_to_a_file_and_back_bit_for_bit(
@@ -112,13 +112,6 @@ def trained_elsewhere(path: Path) -> dict[str, Any]:
     states = {f"{name}_state_dict": live.state_dict() for name, live in tracked.items()}
     torch.save({"epoch": 1, **states}, path)
     return states
-
-
-class Trap:
-    """Runs code when it is unpickled."""
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, ("sprung",)
 
 
 @pytest.mark.parametrize("form", ["torch", "old torch", "pickle"])

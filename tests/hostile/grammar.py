@@ -111,15 +111,6 @@ def _remove(chance: random.Random, place: _Place, places: list[_Place]) -> None:
     del place[0][place[1]]
 
 
-def _rename(chance: random.Random, place: _Place, places: list[_Place]) -> None:
-    node, key = place
-    if isinstance(node, dict):
-        items = list(node.items())
-        node.clear()
-        new = chance.choice(_NAMES + _TEXTS)
-        node.update((new if name == key else name, inner) for name, inner in items)
-
-
 def _add(chance: random.Random, place: _Place, places: list[_Place]) -> None:
     node = place[0]
     if isinstance(node, dict):
@@ -135,7 +126,7 @@ def _copy(chance: random.Random, place: _Place, places: list[_Place]) -> None:
 
 
 _EDITS: tuple[Callable[[random.Random, _Place, list[_Place]], None], ...] = (
-    *(_replace, _replace, _same_type, _same_type, _same_type, _remove, _rename, _add, _add, _copy),
+    *(_replace, _replace, _same_type, _same_type, _same_type, _remove, _add, _add, _copy),
 )
 
 

@@ -132,15 +132,6 @@ def test_going_forward_reads_on_and_decodes_only_what_is_asked_for() -> None:
     assert shelf.closed == 2, "a jump back closes what it leaves"
 
 
-def test_a_resume_reads_at_most_the_shards_of_its_place() -> None:
-    shelf = Shelf([10] * 6)
-    whole = ShardedDataset(names(6), shelf, lengths=[10] * 6, lanes=2)
-    for sample in whole.epoch_order(0, 0).ids(np.arange(33, 41)).tolist():
-        whole[sample]
-    assert len(shelf.read) == 8
-    assert len(shelf.opened) <= 4
-
-
 @pytest.mark.parametrize("ask", [[2], [0, 2], [1]])
 def test_a_shard_that_is_too_short_is_named(ask: list[int]) -> None:
     whole = ShardedDataset(["a.tar"], lambda name, start: iter(["x"][start:]), lengths=[3])
