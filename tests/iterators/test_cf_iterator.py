@@ -36,6 +36,11 @@ def managed(
     return CFIterator(loader(n, batch, num_workers=num_workers), cf_manager=manager, **options)
 
 
+@pytest.fixture
+def manager() -> FakeManager:
+    return FakeManager()
+
+
 def places(manager: FakeManager, name: str = "train") -> list[tuple[int, int, int]]:
     saved = [position[name] for position in manager.positions]
     return [(one["epoch"], one["position"], one["step"]) for one in saved]
@@ -89,8 +94,7 @@ def test_where_boundaries_are_passed(case: str) -> None:
     assert places(manager) == expected
 
 
-def test_updates_before_the_first_batch_do_not_count_for_it() -> None:
-    manager = FakeManager()
+def test_updates_before_the_first_batch_do_not_count_for_it(manager: FakeManager) -> None:
     iterator = managed(manager)
     manager.weight_update()
     batches = iter(iterator)
@@ -154,8 +158,7 @@ def test_an_epoch_ends_after_so_many_batches_at_every_restart(
     assert iterator.epoch == 2
 
 
-def test_generators_are_offered_again_until_the_first_boundary() -> None:
-    manager = FakeManager()
+def test_generators_are_offered_again_until_the_first_boundary(manager: FakeManager) -> None:
     iterator = managed(manager)
     next(iter(iterator))  # a look
     for _ in iterator.epochs(2):
@@ -210,26 +213,7 @@ def test_a_close_keeps_the_rest_of_an_epoch_and_passes_the_last_boundary_of_a_se
     assert len(manager.positions) == place[2]
 
 
-@pytest.mark.parametrize(("steps", "place"), [(2, (0, 8, 2)), (3, (1, 0, 3))])
-def test_steps_to_run_stops_and_stays_stopped(steps: int, place: tuple[int, int, int]) -> None:
-    manager = FakeManager()
-    iterator = managed(manager, steps_to_run=steps)
-    seen = []
-    for epoch in iterator.epochs(5):
-        for _ in iterator:
-            manager.weight_update()
-            seen.append(epoch)
-    assert seen == [0] * steps
-    assert places(manager)[-1] == place
-    manager.close()
-    assert take_all(iterator) == []
-    assert list(iterator.epochs(5)) == []
-    assert list(iterator.steps(9)) == []
-    assert places(manager)[-1] == place
-
-
-def test_finish_in_the_last_tail_does_not_end_an_epoch_twice() -> None:
-    manager = FakeManager()
+def test_finish_in_the_last_tail_does_not_end_an_epoch_twice(manager: FakeManager) -> None:
     iterator = managed(manager)
     for _ in iterator.epochs(2):
         for _ in iterator:
@@ -238,8 +222,7 @@ def test_finish_in_the_last_tail_does_not_end_an_epoch_twice() -> None:
     assert [one[0] for one in places(manager)] == [0, 0, 1, 1, 1, 2]
 
 
-def test_a_second_pass_that_could_train_in_one_turn_is_an_error() -> None:
-    manager = FakeManager()
+def test_a_second_pass_that_could_train_in_one_turn_is_an_error(manager: FakeManager) -> None:
     iterator = managed(manager)
     for _ in iterator.epochs(1):
         for _ in iterator:
@@ -509,7 +492,11 @@ class Claiming(Told):
         return self.claimed
 
 
-@pytest.mark.parametrize("make", [Told, lambda: Claiming(2), lambda: Claiming(9)])
+@pytest.mark.parametrize(
+    "make",
+    [Told, lambda: Claiming(2), lambda: Claiming(9)],
+    ids=["no length", "too short", "too long"],
+)
 def test_a_replayed_loader_whose_length_is_unknown_or_wrong_resumes(make: Any) -> None:
     manager, given = FakeManager(), make()
     iterator = CFIterator(given, exact=False, cf_manager=manager)
