@@ -50,7 +50,9 @@ def cloud() -> Iterator[tuple[str, dict[str, str]]]:
         server.shutdown()
 
 
-def train_until_stopped(chk_dir: Path, config: CFConfig, *, told_at: int = 0) -> int:
+def train_until_stopped(
+    chk_dir: Path, config: CFConfig, *, told_at: int = 0, iteration_s: float = 0.0
+) -> int:
     """The step at which the run stops; SIGTERM comes after ``told_at`` steps, if that is given."""
     training, limit_s = Training(), time.monotonic() + LIMIT_S
     chk = CFCheckpoint(**training.tracked())
@@ -59,6 +61,7 @@ def train_until_stopped(chk_dir: Path, config: CFConfig, *, told_at: int = 0) ->
         while not manager.stopped:
             assert time.monotonic() < limit_s
             training.update(manager)
+            time.sleep(iteration_s)
             manager.step()
             if manager.global_step == told_at:
                 os.kill(os.getpid(), signal.SIGTERM)
@@ -90,7 +93,7 @@ def test_a_spot_notice_ends_the_run_before_the_machine_goes(
         {"action": "terminate", "time": ends.strftime("%Y-%m-%dT%H:%M:%SZ")}
     )
     config = CFConfig(nice=0, notices=("aws",), metadata_url=url)
-    step = train_until_stopped(tmp_path / "chk", config)
+    step = train_until_stopped(tmp_path / "chk", config, iteration_s=0.05)
     assert datetime.now(timezone.utc) < ends
     assert verify_all(tmp_path / "chk") == [step]
     assert goes_on_to_the_same_bits(tmp_path / "chk", step)

@@ -15,8 +15,6 @@ import pytest
 from checkfreq.examples.imagenet.options import is_installed
 from tests.fork_server import FORK_SERVER
 
-#: Runs what users have beside us: large frameworks (`make test-more`).
-
 LIMIT_S = 400.0
 TINY_RESTART = (
     *("--mib", "1", "--workers", "0", "--interval", "2", "--checkpoints", "2"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
 
 import pytest
 
@@ -13,7 +12,6 @@ from benchmarks.lab.estimate import (
     Sample,
     estimate,
     sample,
-    smallest_that_meets,
     t_975,
     undisturbed,
 )
@@ -32,14 +30,6 @@ def test_interval_of_independent_samples_is_students() -> None:
     assert found.mean == pytest.approx(0.025)
     assert found.stderr == pytest.approx(deviation / math.sqrt(6))
     assert found.half_width == pytest.approx(2.571 * found.stderr, rel=0.01)
-
-
-def test_samples_that_follow_their_neighbours_widen_the_interval() -> None:
-    costs = [0.1] * 10 + [0.4] * 10
-    together = estimate([Sample(cost, 10.0) for cost in costs])
-    mixed = estimate([Sample(cost, 10.0) for cost in costs[::2] + costs[1::2]])
-    shuffled = estimate([Sample(cost, 10.0) for cost in [0.1, 0.4] * 10])
-    assert together.stderr > mixed.stderr > shuffled.stderr
 
 
 def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
@@ -81,22 +71,3 @@ def test_meeting_a_bound_is_a_matter_of_the_estimate_and_its_upper_limit(
 
 def test_rounds_in_which_other_processes_used_the_cpu_are_identified() -> None:
     assert undisturbed([0.01, 0.9, 0.02, 0.0, 0.11]) == [True, False, True, True, True]
-
-
-@pytest.mark.parametrize(
-    ("threshold", "found"), [(1, 1), (2, 2), (7, 7), (19, 19), (20, 20), (21, None)]
-)
-def test_sweep_finds_the_smallest_interval_that_meets(threshold: int, found: int | None) -> None:
-    asked, meets = recording(lambda k: k >= threshold)
-    assert smallest_that_meets(1, 20, meets) == found
-    assert len(asked) == len(set(asked)) <= 6
-
-
-def recording(meets: Callable[[int], bool]) -> tuple[list[int], Callable[[int], bool]]:
-    asked: list[int] = []
-
-    def ask(k: int) -> bool:
-        asked.append(k)
-        return meets(k)
-
-    return asked, ask

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.frequency.findings import Alone, Cost, Findings, cost_of
+from benchmarks.frequency.findings import Cost, Findings
 from benchmarks.lab.estimate import Estimate, Smallest, median_interval
 
 
@@ -36,26 +36,6 @@ def test_smallest_interval_keeps_the_bound_by_cost_and_by_storage(
     found = Smallest.of(cost_s=cost_s, busy_s=busy_s, iteration_s=0.1, bound=0.035)
     assert (found.by_cost, found.by_storage) == (by_cost, by_storage)
     assert found.k == max(by_cost, by_storage)
-
-
-def test_who_has_one_slot_is_busy_until_a_save_is_durable() -> None:
-    found = cost_of([Alone(0.07, 0.0, 0.5)] * 6, iteration_s=0.1, bound=0.07)
-    assert found.smallest == Smallest(10, 5)
-    assert (found.cost_s, found.cost_interval_s) == (0.07, (0.07, 0.07))
-    assert (found.durable_s, found.num_saves) == (0.5, 6)
-
-
-@pytest.mark.parametrize(("held_s", "by_storage"), [(0.5, 1), (0.499, 1), (0.2, 3), (0.6, 1)])
-def test_a_save_that_stopped_training_shortens_the_time_to_the_next(
-    held_s: float, by_storage: int
-) -> None:
-    found = cost_of([Alone(0.07, held_s, 0.5)], iteration_s=0.1, bound=0.07)
-    assert found.smallest == Smallest(10, by_storage)
-
-
-def test_who_has_two_slots_is_busy_for_the_longer_of_copy_and_persist() -> None:
-    found = cost_of([Alone(0.01, 0.01, 0.5, 0.3)], iteration_s=0.1, bound=0.035)
-    assert found.smallest == Smallest(3, 3)
 
 
 def cost(k: int, *, by_storage: int = 1) -> Cost:
@@ -96,15 +76,6 @@ def test_a_peer_counts_with_the_smaller_of_its_measured_and_calculated_interval(
     assert found.smallest("fast") == 40
     assert found.smallest("slow") == 30
     assert found.verdict().rival == "slow"
-
-
-@pytest.mark.parametrize(
-    ("overhead", "following"), [(0.02, 23), (0.0345, 39), (0.0, 3), (0.05, 58), (9.0, 160)]
-)
-def test_the_next_interval_is_what_the_last_ones_overhead_suggests(
-    overhead: float, following: int
-) -> None:
-    assert findings(fast_40=measured(overhead)).next_to_try(("fast", 40)) == following
 
 
 def test_at_an_equal_interval_ours_is_compared_with_the_lowest_other() -> None:

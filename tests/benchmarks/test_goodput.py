@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.goodput.inputs import Figure, measured
-from benchmarks.goodput.measure import COSTS, Setting, setting_of, summary
-from benchmarks.lab.estimate import quartiles
-from checkfreq.simulation.comparison import compare
+from benchmarks.goodput.measure import Setting, setting_of
 from tests.benchmarks.test_benchmarks_run import run_forked
 
 HOW = {
@@ -45,19 +42,6 @@ def values(setting: Setting) -> dict[str, float]:
     return {name: figure.value for name, figure in setting.figures.items()}
 
 
-# Where figures come from
-
-
-def test_the_newest_line_with_all_figures_counts_and_is_named(tmp_path: Path) -> None:
-    newer = {**OVERHEAD, "cost_s": 0.02, "commit": "def5678"}
-    without = {**OVERHEAD, "cost_s": None, "commit": "0000000"}
-    other_bound = {**OVERHEAD, "cost_s": 0.5, "bound": 0.1}
-    write(tmp_path, OVERHEAD, newer, without, other_bound)
-    found, line = measured(COSTS, tmp_path)
-    assert found["cost_s"] == Figure(0.02, "overhead, m, commit def5678, 2 cores")
-    assert line["commit"] == "def5678"
-
-
 # What is simulated
 
 
@@ -71,30 +55,6 @@ def test_costs_and_restart_come_from_their_own_lines(tmp_path: Path) -> None:
     }
     assert setting.model == "m"
     assert setting.figures["restart_s"].origin == "interruptions, r, commit abc1234, 2 cores"
-
-
-def test_a_given_figure_takes_the_place_of_a_measured_one(tmp_path: Path) -> None:
-    options = Options(write(tmp_path, OVERHEAD), cost_s=0.25, restart_s=9.0)
-    setting = setting_of(options)  # type: ignore[arg-type]
-    assert values(setting)["cost_s"] == 0.25
-    assert setting.figures["cost_s"].origin == setting.figures["restart_s"].origin == "given"
-    assert values(setting)["iteration_s"] == 0.5
-
-
-def test_the_summary_has_the_median_and_quartiles_of_the_runs() -> None:
-    figures = {"iteration_s": 1.0, "cost_s": 1.0, "durable_s": 11.0, "restart_s": 120.0}
-    costs = Setting("", {name: Figure(value, "") for name, value in figures.items()}).costs()
-    runs = [
-        list(compare(costs, mtbf_s=1063.0, restart_s=120.0, days=0.5, seed=seed))
-        for seed in range(3)
-    ]
-    found = summary(runs)
-    goodputs = sorted(arm.outcome.goodput for each in runs for arm in each if arm.name == "bound")
-    assert found["goodput"]["bound"] == round(goodputs[1], 5)
-    low, high = quartiles(goodputs)
-    assert (found["low"]["bound"], found["high"]["bound"]) == (round(low, 5), round(high, 5))
-    assert found["interval_steps"]["bound"] == 29  # 1 s / (3.5 % of 1 s), rounded up
-    assert low < high
 
 
 # The whole of it

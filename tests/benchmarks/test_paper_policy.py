@@ -51,22 +51,6 @@ def test_the_released_rule_begins_at_the_persist_and_goes_up_by_2_until_the_boun
     assert set(planned_steps[10:]) == {21}
 
 
-def test_the_papers_rule_has_the_budget_in_its_first_interval() -> None:
-    run = simulate(
-        steady(COSTS),
-        paper_decider(Rule.BUDGET, max_overhead=0.05, known=COSTS.profile()),
-        wall_s=900,
-    )
-    assert {taken.interval_steps for taken in run.taken} == {20}
-    assert run.taken[0].step == 20
-
-
-def test_neither_rule_shortens_its_interval() -> None:
-    cheaper = changing([(0.0, COSTS), (2_000.0, COSTS.times(0.1))])
-    assert planned(Rule.BUDGET, cheaper) == 20
-    assert planned(Rule.RELEASED, cheaper) == 21
-
-
 def test_the_released_tuning_ends_with_the_first_window_within_the_bound() -> None:
     dearer = changing([(0.0, COSTS), (2_000.0, COSTS.times(2.0))])
     assert planned(Rule.RELEASED, dearer) == 21

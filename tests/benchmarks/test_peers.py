@@ -16,10 +16,7 @@ import torch
 from torch import nn
 
 from benchmarks.peers import OURS, PEERS, Peer, Saver, Training, installed
-from benchmarks.peers.folders import InFolders, Pending
 from tests.fork_server import FORK_SERVER
-
-#: Runs what users have beside us: large frameworks (`make test-more`).
 
 LIMIT_S = 400.0
 #: What syncs in a process of its own.
@@ -164,60 +161,3 @@ def test_when_it_is_durable_all_its_files_are_synced_or_none(
 ) -> None:
     assert outcome["files"] > 0
     assert outcome["synced"] == (outcome["files"] if PEERS[name].synced else 0)
-
-
-class Fails:
-    """A library whose write fails in the background."""
-
-    def save(self, folder: Path) -> Pending:
-        (folder / "part").write_bytes(b"half")
-
-        def written() -> None:
-            raise OSError("no space left")
-
-        return Pending(written)
-
-    def load(self, folder: Path) -> None:
-        raise AssertionError("nothing was saved")
-
-    def close(self) -> None: ...
-
-
-def test_a_save_that_fails_in_the_background_ends_the_wait_and_is_raised(tmp_path: Path) -> None:
-    saver = InFolders(tmp_path, Fails(), sync=True)
-    saver.boundary(save=True)
-    with pytest.raises(OSError, match="no space left"):
-        saver.finish()
-    assert saver.is_durable()
-    saver.close()
-
-
-class Waits:
-    """A library that copies aside."""
-
-    def __init__(self) -> None:
-        self.copies = 0
-
-    def save(self, folder: Path) -> Pending:
-        (folder / "all").write_bytes(b"all")
-        return Pending(lambda: None, self._copied)
-
-    def _copied(self) -> None:
-        self.copies += 1
-
-    def load(self, folder: Path) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def test_the_first_update_after_a_save_waits_for_the_copy(tmp_path: Path) -> None:
-    library = Waits()
-    saver = InFolders(tmp_path, library, sync=False)
-    counts = []
-    for save in (False, True, False):
-        saver.boundary(save=save)
-        with saver.updating():
-            counts.append(library.copies)
-    saver.finish()
-    saver.close()
-    assert counts == [0, 1, 1]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import mmap
-import os
-from pathlib import Path
 
 import pytest
 
 from benchmarks.restore.arms import LOAD, OURS, RAW
 from benchmarks.restore.measure import Figures, is_met
-from benchmarks.restore.memory import Group, Resident, forget_peak
-from tests.fork_server import FORK_SERVER
+from benchmarks.restore.memory import Resident, forget_peak
 
 MIB = 1 << 20
 OTHER = "dcp.load"
@@ -25,34 +22,6 @@ def test_the_peak_is_of_what_came_after_it_was_forgotten() -> None:
     after = Resident.read()
     assert before.peak < before.now + 8 * MIB
     assert 24 * MIB < after.peak - before.now < 56 * MIB
-
-
-def test_a_process_that_needs_more_than_its_group_leaves_is_killed() -> None:
-    name = f"checkfreq-test-{os.getpid()}"
-    try:
-        group = Group.make(name)
-    except OSError as error:
-        pytest.skip(f"no memory cgroup can be made: {error}")
-    try:
-        assert status_of(name, 16 * MIB) == 0
-        assert status_of(name, 256 * MIB) == -9
-    finally:
-        group.remove()
-    assert not any(Path("/sys/fs/cgroup").glob(f"**/{name}"))
-
-
-def status_of(name: str, num_bytes: int) -> int | None:
-    process = FORK_SERVER.Process(target=in_group, args=(name, num_bytes))
-    process.start()
-    process.join(60.0)
-    return process.exitcode
-
-
-def in_group(name: str, num_bytes: int) -> None:
-    group = Group.make(name)
-    group.join()
-    group.leave_only(64 * MIB)
-    touch(num_bytes)
 
 
 def touch(num_bytes: int) -> None:

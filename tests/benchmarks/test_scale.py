@@ -1,22 +1,13 @@
-"""Scale: arithmetic of its figures, what limits are measured with, and toy runs to the end."""
+"""Scale: arithmetic of its figures, and toy runs to the end."""
 
 from __future__ import annotations
 
-import mmap
-import zlib
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks.lab.rawio import RawWriter, incompressible
 from benchmarks.scale.measure import figures
-from benchmarks.scale.peak import Peak
 from tests.benchmarks.test_benchmarks_run import lines_of as printed_by
-
-#: Runs what users have beside us: large frameworks (`make test-more`).
-
-MIB = 2**20
 
 SECONDS = {
     "held_s": [0.5, 0.002, 0.004, 0.006],
@@ -31,12 +22,6 @@ SECONDS = {
     "raw_read_s": [1.0, 1.0, 1.0],
     "raw_fresh_s": [2.0, 2.0, 2.0],
 }
-
-
-def touched(num_bytes: int) -> memoryview:
-    """Memory that is there, gone with its last view."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-    return memoryview(mmap.mmap(-1, num_bytes, flags=flags))
 
 
 # Arithmetic
@@ -57,34 +42,6 @@ def test_ratios_are_the_limits_time_over_ours_within_a_round() -> None:
     assert found["copy_against_bus"] == 0.5
     assert found["restore_against_raw"] == 0.25
     assert found["restore_against_fresh"] == 0.5
-
-
-# Limits
-
-
-def test_a_raw_write_of_little_data_over_and_over_has_the_full_length(tmp_path: Path) -> None:
-    path, num_bytes = tmp_path / "raw", 3 * MIB + 4096
-    with RawWriter(path, num_bytes, chunk_bytes=MIB, source_bytes=MIB + 1) as writer:
-        writer.once()
-        data = path.read_bytes()
-    assert len(data) == num_bytes
-    assert data[: 2 * MIB] != bytes(2 * MIB)
-    assert data[2 * MIB :] == data[: num_bytes - 2 * MIB]
-
-
-def test_the_limits_use_incompressible_data() -> None:
-    memory = incompressible(9 * MIB)
-    data = bytes(memory)
-    assert len(data) == 9 * MIB
-    assert len(zlib.compress(data, 1)) > 9 * MIB
-
-
-def test_a_peak_is_seen_after_its_memory_is_gone() -> None:
-    peak = Peak()
-    touched(64 * MIB).release()
-    if not peak._is_exact:
-        pytest.skip("this kernel's peak cannot be set back")
-    assert peak.growth() >= 60 * MIB
 
 
 # Toy runs

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import __main__ as command
 from benchmarks.suite import (
     LONGER,
     ON_CPU,
@@ -52,13 +51,3 @@ def test_lines_are_appended_to_the_result_file_of_each_benchmark(tmp_path: Path)
     run_all([Call("a", "-x", 1), Call("b", "", 1)], results=tmp_path, run=ended)
     assert (tmp_path / "a.jsonl").read_text() == '{}\n{"benchmark": "a", "options": "-x"}\n'
     assert (tmp_path / "b.jsonl").read_text() == '{"benchmark": "b", "options": ""}\n'
-
-
-def test_a_failed_call_leaves_no_line_and_does_not_stop_the_rest(tmp_path: Path) -> None:
-    def run(call: Call, limit_s: float) -> tuple[int, str]:
-        return ended(call, status=3 if call.name == "a" else 0)
-
-    outcomes = run_all([Call("a", "", 1), Call("b", "", 1)], results=tmp_path, run=run)
-    assert [outcome.status for outcome in outcomes] == [3, 0]
-    assert [path.name for path in tmp_path.iterdir()] == ["b.jsonl"]
-    assert command.ended(outcomes).splitlines()[0] == "    status 3  python -m benchmarks.a"

@@ -37,15 +37,6 @@ def test_what_fails_is_by_design_or_ours_or_fails_without_us_too(
     }
 
 
-def test_a_suite_that_cannot_be_imported_is_not_taken_for_one_that_fails_without_us_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "test_theirs.py").write_text("import of_no_such_package")
-    monkeypatch.setitem(SUITES, "accelerate", Suite("torch", ".", ["test_theirs.py"]))
-    with pytest.raises(SystemExit, match="accelerate: its tests could not be run"):
-        compare("accelerate", tmp_path)
-
-
 def test_accelerates_own_tests_of_checkpoints_pass_with_ours() -> None:
     try:
         checkout = sdist_of("accelerate")

@@ -62,12 +62,6 @@ def test_no_result_line_was_measured_on_uncommitted_code() -> None:
         assert '+", "machine"' not in path.read_text(), path.name
 
 
-def test_a_table_without_result_lines_is_empty(tmp_path: Path) -> None:
-    for name in TABLES:
-        text = with_tables(f"<!-- table {name} -->\nold\n<!-- end -->", results=tmp_path)
-        assert text == f"<!-- table {name} -->\n<!-- end -->"
-
-
 LIMIT = {"arm": "copy", "gib": 1.0, "gb_per_s": 2.0, "throughput_against_raw": 1.0, **HOW}
 
 

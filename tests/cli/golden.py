@@ -1,4 +1,4 @@
-"""JSON that programs of users read: compared with what it was, in ``tests/cli/golden``."""
+"""What programs of users read, or people: compared with what it was, in ``tests/cli/golden``."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from checkfreq.cli import main
 from checkfreq.cli.differences import MISSING, changes, difference, values
 from checkfreq.formats import from_torch_save
 from checkfreq.store.store import CheckpointStore
+from tests.cli.golden import compare
 from tests.mirror.planting import Planted
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,30 +55,8 @@ def differences(*argv: object, capsys: Capture) -> tuple[int, Any]:
 def test_what_differs_is_told_with_its_size(chk: Path, capsys: Capture) -> None:
     status, found = differences(chk, 1, 2, capsys=capsys)
     assert status == 1
-    assert found == {
-        "a": {"path": str(chk), "step": 1},
-        "b": {"path": str(chk), "step": 2},
-        "equal": False,
-        "num_tensors": 5,
-        "num_equal_tensors": 4,
-        "different_tensors": [
-            {
-                "name": "model.weight",
-                "dtype": "float32",
-                "shape": [2, 4],
-                "num_elements": 8,
-                "num_different": 2,
-                "share": 0.25,
-                "max_abs": 0.5,
-                "max_rel": 0.5 / 3.5,
-                "num_nan": 0,
-            }
-        ],
-        "changed_tensors": [],
-        "only_in_a": [],
-        "only_in_b": [],
-        "different_values": [{"name": "extra.tree.epoch", "a": 1, "b": 2}],
-    }
+    assert [found.pop(side) for side in "ab"] == [{"path": str(chk), "step": n} for n in (1, 2)]
+    compare("diff", found)
 
 
 def test_for_people_it_is_a_table_and_a_summary(chk: Path, capsys: Capture) -> None:
@@ -97,22 +76,15 @@ def test_for_people_it_is_a_table_and_a_summary(chk: Path, capsys: Capture) -> N
     ]
 
 
-def test_equal_ones_end_with_0(chk: Path, capsys: Capture) -> None:
-    assert main(["diff", str(chk), "2", "3"]) == 0
-    assert capsys.readouterr().out.endswith("equal: 5 tensors, and everything else\n")
-
-
 @pytest.mark.parametrize(
     ("words", "steps"),
     [
         (["chk"], (2, 3)),
         (["chk", "1"], (1, 3)),
         (["chk", "3", "1"], (3, 1)),
-        (["chk/step-00000001/", "chk/step-00000002"], (1, 2)),
         (["chk/step-00000001"], (1, 3)),
         (["chk", "other"], (3, 7)),
         (["chk", "other", "2"], (2, 2)),
-        (["chk", "other", "1", "7"], (1, 7)),
         (["chk/step-00000001", "other"], (1, 7)),
     ],
 )
@@ -156,24 +128,6 @@ def test_trouble_ends_with_2_as_in_diff(
     assert error.startswith("checkfreq: ")
 
 
-def test_a_mirror_is_compared_as_a_directory_is(chk: Path, capsys: Capture) -> None:
-    pytest.importorskip("obstore")
-    planted = Planted(chk.parent / "mirror")
-    for step in (1, 2):
-        planted.plant(CheckpointStore(chk), step, piece_bytes=20)
-    status, here = differences(chk, 1, 2, capsys=capsys)
-    for words in (
-        (planted.url, 1, 2),
-        (chk, planted.url, 1, 2),
-        (f"{planted.url}/step-00000001", chk, 2),
-    ):
-        found_status, found = differences(*words, capsys=capsys)
-        assert (found_status, found["different_tensors"]) == (status, here["different_tensors"])
-        assert found["different_values"] == here["different_values"]
-        assert (found["a"]["step"], found["b"]["step"]) == (1, 2)
-    assert differences(chk, planted.url, 2, capsys=capsys)[0] == 0
-
-
 def test_of_a_mirror_only_what_differs_is_fetched(chk: Path, capsys: Capture) -> None:
     pytest.importorskip("obstore")
     planted = Planted(chk.parent / "mirror")
@@ -195,25 +149,12 @@ def test_tensors_that_are_missing_or_of_another_kind_are_named(
     status, found = differences(chk, 1, 2, capsys=capsys)
     assert status == 1
     assert [one["name"] for one in found["changed_tensors"]] == ["model.a", "model.b"]
-    assert found["changed_tensors"][1] == {
-        "name": "model.b",
-        "a": {"dtype": "float32", "shape": [2]},
-        "b": {"dtype": "float16", "shape": [2]},
-    }
     assert (found["only_in_a"], found["only_in_b"]) == (["model.c"], ["model.d"])
     assert "old" in [one["name"] for one in found["different_values"] if "b" not in one]
     main(["diff", str(chk), "1", "2"])
     said = capsys.readouterr().out
     assert "model.b: float32 [2] in A, float16 [2] in B\n" in said
     assert "model.c: only in A\n" in said
-
-
-def test_shards_are_put_together_whatever_their_number(capsys: Capture) -> None:
-    of_one, of_two = FIXTURES / "format-3", FIXTURES / "format-2"
-    status, found = differences(of_two, of_two, 2, capsys=capsys)
-    assert (status, found["equal"]) == (0, True)
-    status, found = differences(of_one, of_two, capsys=capsys)
-    assert found["num_tensors"] > 30
 
 
 def test_damage_is_trouble_and_not_a_difference(chk: Path, capsys: Capture) -> None:
@@ -241,29 +182,18 @@ def test_links_are_not_followed(chk: Path, capsys: Capture) -> None:
 EVERY_BYTE = torch.arange(256, dtype=torch.int32).to(torch.uint8)
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.float8_e4m3fn,
-        torch.float8_e5m2,
-        torch.float8_e4m3fnuz,
-        torch.float8_e5m2fnuz,
-        torch.float8_e8m0fnu,
-    ],
-)
-def test_every_byte_of_a_float8_is_decoded_as_torch_does(dtype: torch.dtype) -> None:
-    name = str(dtype).removeprefix("torch.")
-    expected = EVERY_BYTE.view(dtype).double().numpy()
-    np.testing.assert_array_equal(values(EVERY_BYTE.numpy(), name), expected)
+@pytest.mark.parametrize("name", ["e4m3fn", "e5m2", "e4m3fnuz", "e5m2fnuz", "e8m0fnu"])
+def test_every_byte_of_a_float8_is_decoded_as_torch_does(name: str) -> None:
+    expected = EVERY_BYTE.view(getattr(torch, f"float8_{name}")).double().numpy()
+    np.testing.assert_array_equal(values(EVERY_BYTE.numpy(), f"float8_{name}"), expected)
 
 
 def test_bfloat16_and_complex32_are_decoded_as_torch_does() -> None:
     bits = torch.arange(0, 1 << 16, 7, dtype=torch.int32).to(torch.uint16)
     expected = bits.view(torch.bfloat16).double().numpy()
     np.testing.assert_array_equal(values(bits.numpy(), "bfloat16"), expected)
-    halves = torch.tensor([[1.5, -2.0], [0.25, 7.0]], dtype=torch.float16)
-    packed = halves.numpy().view(np.uint32).reshape(-1)
-    assert values(packed, "complex32").tolist() == [1.5 - 2j, 0.25 + 7j]
+    packed = np.array([1.5, -2.0], np.float16).view(np.uint32)
+    assert values(packed, "complex32").tolist() == [1.5 - 2j]
 
 
 @pytest.mark.parametrize(
@@ -300,12 +230,6 @@ def test_odd_values_are_compared_by_their_bits(
 def test_every_kind_of_number_is_compared(dtype: str, a: Any, b: Any, max_abs: float) -> None:
     found = difference(np.array([a], dtype), np.array([b], dtype), dtype)
     assert (found.num_different, found.max_abs) == (1, max_abs)
-
-
-def test_bits_without_values_are_counted() -> None:
-    one, other = np.array([1, 2], "uint8"), np.array([1, 3], "uint8")
-    found = difference(one, other, "float4_e2m1fn_x2")
-    assert (found.num_different, found.max_abs, found.num_other) == (1, None, 1)
 
 
 def test_a_tensor_of_several_chunks_is_compared_whole() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -70,11 +68,6 @@ def python(program: str, *argv: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_version_is_told(capsys: Capture) -> None:
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("checkfreq 0.")
-
-
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -118,42 +111,14 @@ def test_verbs_options_directories_and_steps_are_completed(
     assert completed(f"checkfreq show {store.root}/none 1") == []
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_for_a_shell_is_one_that_it_takes(shell: str, capsys: Capture) -> None:
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
-    assert f"_CHECKFREQ_COMPLETE={shell}_complete" in script
-    assert main(["completion", shell, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"shell": shell, "script": script[:-1]}
-    if shutil.which(shell) is not None:
-        subprocess.run([shell, "-n"], input=script, text=True, check=True, timeout=60)
-
-
-def test_a_shell_that_is_unknown_gets_no_completions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("_CHECKFREQ_COMPLETE", "tcsh_complete")
-    assert main([]) == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "closed", "status"),
-    [("--version", ">&-", 0), ("completion bash", "<&- >&- 2>&-", 0), ("burn", "2>&-", 2)],
-)
-def test_streams_that_are_closed_are_no_error(words: str, closed: str, status: int) -> None:
-    command = f"{sys.executable} -m checkfreq.cli {words} {closed}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
-    assert done.returncode == status
-    assert "Traceback" not in done.stderr + done.stdout
-
-
 @pytest.mark.parametrize(
     ("words", "status", "absent"),
     [
         ("verify DIR", 0, "torch numpy"),
         ("diff DIR 5 6", 1, "torch"),
-        ("doctor", 0, "torch"),
         (PLAN, 0, "torch matplotlib numpy"),
     ],
-    ids=["verify", "diff", "doctor", "plan"],
+    ids=["verify", "diff", "plan"],
 )
 def test_a_verb_imports_nothing_heavy_that_it_does_not_need(
     words: str, status: int, absent: str, write: Write, store: CheckpointStore
@@ -167,9 +132,6 @@ def test_a_verb_imports_nothing_heavy_that_it_does_not_need(
         *words.replace("DIR", str(store.root)).split(),
     )
     assert (done.returncode, done.stderr) == (status, "")
-    if words == "doctor":
-        assert "not tried  storage  no directory was named" in done.stdout
-        assert "-> checkfreq doctor DIR" in done.stdout
 
 
 def test_ctrl_c_ends_it_with_130_and_no_traceback(
@@ -198,27 +160,3 @@ def test_run_passes_everything_after_two_dashes_untouched(tmp_path: Path) -> Non
         )
         assert done.returncode == 0
         assert (tmp_path / "words").read_text() == ascii(words)
-
-
-def test_run_imports_nothing_that_only_other_verbs_need() -> None:
-    done = python(
-        "import sys; from checkfreq.cli import main; main(['run', '--', 'true'])\n"
-        "print(sorted(n for n in sys.modules if n.split('.')[0] in ('checkfreq', 'xxhash')))"
-    )
-    found = done.stdout
-    assert "'checkfreq.cli.run'" in found
-    assert "checkfreq.cli.arguments" not in found
-    assert "checkfreq.cli.text" not in found
-
-
-def test_run_reports_as_json_when_asked() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "checkfreq.cli", "run", "--json", "--", "true"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=ROOT,
-    )
-    (line,) = done.stderr.splitlines()
-    told = json.loads(line)
-    assert (told["verb"], told["message"]) == ("run", "finished: exit status 0")

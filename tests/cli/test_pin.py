@@ -38,15 +38,6 @@ def test_a_pinned_checkpoint_survives_pruning_until_it_is_unpinned(
     assert chk.marks()[2].metrics == {"loss": 0.5}
 
 
-def test_what_is_pinned_already_is_not_written_again(chk: CheckpointStore, capsys: Capture) -> None:
-    main(["pin", str(chk.root), "3"])
-    before = (chk.root / "marks.jsonl").read_bytes()
-    capsys.readouterr()
-    assert main(["pin", str(chk.root), "3", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"step": 3, "keep": True, "changed": False}
-    assert (chk.root / "marks.jsonl").read_bytes() == before
-
-
 @pytest.mark.parametrize("verb", ["pin", "unpin"])
 def test_all_steps_are_changed_or_none(verb: str, chk: CheckpointStore, capsys: Capture) -> None:
     before = chk.marks()
@@ -58,6 +49,7 @@ def test_all_steps_are_changed_or_none(verb: str, chk: CheckpointStore, capsys: 
 @pytest.mark.parametrize(
     ("command", "advice"),
     [
+        (["prune", "--last", "1"], "is in use"),
         (["pin", "3"], "cp -al "),
         (["unpin", "3"], "Do it once the run has ended"),
         (["quarantine", "3", "--reason", "odd"], "restore(step=N)"),
@@ -95,18 +87,3 @@ def test_a_quarantined_checkpoint_is_kept_aside_with_its_reason(
     assert (event["kind"], event["step"], event["by"]) == ("quarantined", 6, "user")
     path.rename(chk.root / "step-00000006")  # as the help says
     assert main(["verify", str(chk.root), "6"]) == 0
-
-
-def test_after_the_last_one_there_is_none(
-    write: Write, store: CheckpointStore, capsys: Capture
-) -> None:
-    write(4)
-    argv = ["quarantine", str(store.root), "best:f1", "--reason", "x"]
-    assert main(argv) == 1
-    assert main([*argv[:2], "4", "--reason", "x", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {
-        "step": 4,
-        "path": str(store.root / "quarantine" / "step-00000004"),
-        "newest_left": None,
-    }
-    assert main([*argv[:2], "4", "--reason", "x"]) == 1

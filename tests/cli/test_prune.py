@@ -64,13 +64,6 @@ def test_a_dry_run_changes_nothing_and_works_beside_a_run(
     assert "step 60: kept" in out
 
 
-def test_beside_a_run_it_is_refused(chk: CheckpointStore, capsys: Capture) -> None:
-    with locked(chk):
-        assert main(["prune", str(chk.root), "--last", "1"]) == 2
-    assert chk.steps() == [10, 20, 30, 40, 50, 60]
-    assert "is in use (still locked by" in capsys.readouterr().err
-
-
 class locked:  # reads as what it does
     """The lock of a run, held."""
 
@@ -112,9 +105,3 @@ def test_options_that_make_no_sense_are_refused(
     assert main(["prune", str(chk.root), *options]) == 2
     assert message in capsys.readouterr().err
     assert len(chk.steps()) == 6
-
-
-def test_a_size_that_is_none_is_refused(chk: CheckpointStore, capsys: Capture) -> None:
-    with pytest.raises(SystemExit):
-        main(["prune", str(chk.root), "--within", "much"])
-    assert "expected a size such as 200GiB, got 'much'" in capsys.readouterr().err

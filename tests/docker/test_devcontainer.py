@@ -11,11 +11,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".devcontainer"
-#: What the specification (containers.dev) allows beside ``build``, of what we use.
-KNOWN = {
-    *("name", "build", "remoteUser", "runArgs", "remoteEnv", "postCreateCommand"),
-    "customizations",
-}
 
 
 @pytest.fixture(scope="module")
@@ -26,30 +21,11 @@ def settings() -> dict[str, Any]:
     return loaded
 
 
-def instructions() -> str:
-    """The Dockerfile without comments."""
-    lines = (FOLDER / "Dockerfile").read_text().splitlines()
-    return "\n".join(line for line in lines if not line.startswith("#"))
-
-
-def test_each_setting_is_one_of_the_specification(settings: dict[str, Any]) -> None:
-    assert set(settings) <= KNOWN
-    assert set(settings["build"]) == {"dockerfile", "context"}
-    assert all(isinstance(argument, str) for argument in settings["runArgs"])
-
-
 def test_it_is_built_from_a_dockerfile_beside_it_with_the_checkout_as_context(
     settings: dict[str, Any],
 ) -> None:
     assert (FOLDER / settings["build"]["dockerfile"]).is_file()
     assert (FOLDER / settings["build"]["context"]).resolve() == ROOT
-
-
-def test_its_user_is_made_by_the_dockerfile_and_is_not_root(settings: dict[str, Any]) -> None:
-    made = re.search(r"useradd .*--uid (\d+) (\w+)", instructions())
-    assert made is not None
-    assert settings["remoteUser"] == made[2]
-    assert f"USER {made[1]}:{made[1]}" in instructions()
 
 
 def test_its_first_command_is_a_target_of_make(settings: dict[str, Any]) -> None:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.page import Snippet, snippets_of
-
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LIMIT_S = 600.0
@@ -47,33 +45,15 @@ def test_every_snippet_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stdout
 
 
-def test_snippets_are_set_up_code_python_and_console_fences_in_page_order() -> None:
-    text = (
-        "<!-- setup\nx = 1\n-->\n\n```text\nnot run\n```\n\n"
-        "- item\n\n  ```python\n  y = x\n  ```\n\n```console\n$ true\nshown\n```\n"
-    )
-    assert list(snippets_of(text)) == [
-        Snippet("python", "x = 1\n", 1),
-        Snippet("python", "y = x\n", 11),
-        Snippet("console", "$ true\nshown\n", 15),
-    ]
-
-
-def test_snippets_of_a_page_share_a_namespace_and_a_folder(tmp_path: Path) -> None:
+def test_snippets_of_a_page_share_a_namespace_and_a_folder_with_the_files_that_are_named(
+    tmp_path: Path,
+) -> None:
     page = tmp_path / "page.md"
     page.write_text(
         "<!-- setup\nname = 'made'\n-->\n```python\nopen(name, 'w').close()\n```\n"
         "```console\n$ test -e made && \\\n    mv made moved\n$ false  # exits 1\n"
         "$ echo 'A   2 s'; echo B=31\nA 1.5 s\nB=1\n```\n"
         "```python\nassert __import__('os').path.exists('moved')\n```\n"
-    )
-    ran = run_page(page, tmp_path)
-    assert ran.returncode == 0, ran.stdout
-
-
-def test_a_fence_that_begins_with_a_file_name_is_that_file(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(
         "```python\n# train.py\nraise SystemExit(3)\n```\n"
         "```console\n$ python train.py  # exits 3\n```\n"
     )

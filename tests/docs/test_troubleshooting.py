@@ -112,10 +112,6 @@ def test_every_message_on_the_page_is_in_the_source() -> None:
     assert gone == [], "reworded or removed in the source"
 
 
-def test_no_message_is_on_the_page_twice() -> None:
-    assert sorted(QUOTED) == sorted(set(QUOTED))
-
-
 def test_every_warning_and_error_of_a_run_is_on_the_page() -> None:
     missing = [f"{where}: {said}" for where, said in messages() if not is_quoted(said)]
     assert missing == [], "not in docs/troubleshooting.md:\n" + "\n".join(missing)
@@ -130,12 +126,3 @@ def test_every_class_of_errors_is_on_the_page(module: ModuleType) -> None:
     }
     assert classes
     assert {name for name in classes if f"`{name}`" not in PAGE} == set()
-
-
-def test_messages_are_compared_by_their_constant_parts() -> None:
-    source = "f'step {n} of ' f'{path!r} is ' 'lost' + why"
-    node = ast.parse(source, mode="eval").body
-    assert text_of(node) == "step … of … is lost…"
-    assert text_of(ast.Constant("%s: %.0f s, %r")) == "…: … s, …"
-    assert is_in("of … is", "step … of … is lost…")
-    assert not is_in("of … was", "step … of … is lost…")

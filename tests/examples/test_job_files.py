@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "checkfreq/examples/jobs"
 JOB: dict[str, Any] = yaml.safe_load((JOBS / "kubernetes.yaml").read_text())
 SKY: dict[str, Any] = yaml.safe_load((JOBS / "sky.yaml").read_text())
-EXAMPLE = "checkfreq.examples.minimal"
 #: Trains on in its first run until it is told to stop.
 SLOW = [sys.executable, "-m", "tests.slurm.trainer", "--slow-runs=1"]
 DEADLINE_S = 240.0
@@ -33,19 +32,6 @@ DEADLINE_S = 240.0
 def container() -> dict[str, Any]:
     (only,) = JOB["spec"]["template"]["spec"]["containers"]
     return only
-
-
-def run(command: list[str], **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end, as the machine would."""
-    return subprocess.run(
-        command,
-        cwd=ROOT,
-        env=environment(**more),
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        check=False,
-    )
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -99,18 +85,6 @@ def test_the_jobs_checkpoints_outlive_its_pod() -> None:
     assert {*mounted.values()} == {*volumes}
 
 
-def test_the_containers_command_trains(tmp_path: Path) -> None:
-    *program, chk_dir = container()["command"]
-    assert program == ["python", "-m", EXAMPLE]
-    here = chk_dir.replace("/chk", str(tmp_path))
-
-    done = run([*program, here])
-
-    assert done.returncode == 0, done.stderr
-    assert "digest" in done.stdout
-    assert CheckpointStore(tmp_path / "run").steps()
-
-
 def test_a_container_that_is_stopped_ends_with_the_status_that_the_job_ignores(
     tmp_path: Path,
 ) -> None:
@@ -124,17 +98,18 @@ def test_a_container_that_is_stopped_ends_with_the_status_that_the_job_ignores(
 # ---- spot machines
 
 
-def test_sky_recovers_from_a_stop() -> None:
-    assert SKY["resources"]["use_spot"] is True
+def test_skys_command_trains_and_it_recovers_from_a_stop(tmp_path: Path) -> None:
+    assert set(SKY) == {"name", "resources", "envs", "workdir", "setup", "run"}
     recovery = SKY["resources"]["job_recovery"]
     assert recovery["recover_on_exit_codes"] == [TrainingStopped().code]
-
-
-def test_skys_command_trains(tmp_path: Path) -> None:
-    assert set(SKY) == {"name", "resources", "envs", "workdir", "setup", "run"}
-
-    done = run(["bash", "-c", SKY["run"]], CHK_DIR=str(tmp_path / "run"))
-
+    done = subprocess.run(
+        ["bash", "-c", SKY["run"]],
+        cwd=ROOT,
+        env=environment(CHK_DIR=str(tmp_path / "run")),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
     assert done.returncode == 0, done.stderr
     assert "digest" in done.stdout
     assert CheckpointStore(tmp_path / "run").steps()

@@ -34,7 +34,7 @@ from checkfreq.restore.restorer import Restorer
 from checkfreq.state.positions import Positions, by_name
 from iterators.errors import CorruptPositionError, ResumeMismatchError
 from iterators.testing import digest
-from tests.fixtures import make_format_1, make_format_2, make_format_3
+from tests.fixtures import format_2, format_3, make_format_1
 from tests.hostile import grammar
 
 OURS = (CheckFreqError, CorruptPositionError, ResumeMismatchError)
@@ -136,7 +136,7 @@ def bases(folder: Path) -> dict[str, Base]:
     """Of all formats, of one rank and of two, of a manager and of DCP."""
     write_rich(folder / "rich")
     write_dcp(folder / "dcp")
-    old = [one.FOLDER for one in (make_format_1, make_format_2, make_format_3)]
+    old = [one.FOLDER for one in (make_format_1, format_2, format_3)]
     return {
         "rich": Base(folder / "rich", rich_objects),
         "dcp": Base(folder / "dcp", dcp_state, is_dcp=True),

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import xxhash
 from obstore.store import LocalStore, MemoryStore
 
 from checkfreq.mirror.client import RemoteObjects
 from checkfreq.mirror.layout import CHECKPOINTS, Marker, digest_of, step_of_marker
 from checkfreq.mirror.settings import Mirror
-from checkfreq.store.digests import digest_pieces, piece_bytes_of
-from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry
+from checkfreq.store.manifest import Manifest
 from checkfreq.store.store import CheckpointStore
-from checkfreq.types import PAGE_BYTES, TensorSpec
+from tests.store.ranks import image_of
 
 MIB = 1 << 20
 Files = Mapping[str, Mapping[str, bytes]]
+
+
+class Place:
+    """A directory, and where it is mirrored to."""
+
+    def __init__(self, folder: Path, mirror: Mirror | None = None) -> None:
+        self.store = CheckpointStore(folder)
+        self.remote = memory_remote(mirror)
+
+    def serve(self, kind: type[RemoteObjects]) -> Any:
+        """From now on the place is of this kind."""
+        self.remote = kind(self.remote._mirror, store=self.remote._store)
+        return self.remote
 
 
 def memory_remote(mirror: Mirror | None = None) -> RemoteObjects:
@@ -38,7 +49,7 @@ def commit(store: CheckpointStore, step: int, files: Files, *, attempt: str = "a
     pending = store.begin(step, attempt=attempt)
     entries = []
     for name, tensors in files.items():
-        entry, data = image(name, tensors)
+        data, entry = image_of(name, {key: ([len(one)], one) for key, one in tensors.items()})
         payload = pending.create_payload(name, len(data))
         payload.pwrite(memoryview(data), 0)
         pending.finish_payload(payload, len(data))
@@ -46,26 +57,6 @@ def commit(store: CheckpointStore, step: int, files: Files, *, attempt: str = "a
     manifest = Manifest(step, attempt, 1, 1.5, {"checkfreq": "0"}, tuple(entries), {})
     store.commit(pending, manifest)
     return manifest
-
-
-def image(name: str, tensors: Mapping[str, bytes]) -> tuple[FileEntry, bytes]:
-    """A file's entry and its bytes."""
-    at, entries, head = PAGE_BYTES, [], {}
-    for tensor, data in tensors.items():
-        pieces = piece_bytes_of(len(data))
-        cut = TensorSpec(tensor, "uint8", (len(data),), at, len(data), pieces)
-        digest = digest_pieces(memoryview(data), cut)
-        entries.append(
-            TensorEntry(tensor, "uint8", (len(data),), at, len(data), digest, cut.piece_bytes)
-        )
-        start = at - PAGE_BYTES
-        head[tensor] = {"dtype": "U8", "shape": [len(data)], "data_offsets": [start, start]}
-        at += len(data)
-    text = json.dumps(head).encode().ljust(PAGE_BYTES - 8)
-    header = (PAGE_BYTES - 8).to_bytes(8, "little") + text
-    digest = xxhash.xxh3_64_hexdigest(header)
-    entry = FileEntry(name, at, PAGE_BYTES, digest, tuple(entries))
-    return entry, header + b"".join(tensors.values())
 
 
 def noise(num_bytes: int) -> bytes:

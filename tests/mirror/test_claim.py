@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from checkfreq.errors import StorageError
 from checkfreq.mirror.claim import LEASE_S, RENEW_EVERY_S, ClaimKeeper, Ownership
 from checkfreq.mirror.client import RemoteObjects
 from checkfreq.mirror.layout import CLAIM
@@ -97,30 +96,6 @@ def test_the_same_directorys_claim_is_taken_over_at_once(world: World) -> None:
     old = world.taken("one")
     world.taken("one")
     assert not old.renew()
-
-
-def test_a_claim_that_cannot_be_read_is_waited_out(world: World) -> None:
-    world.remote.put(CLAIM, b"{}")
-    claim = world.keeper("one")
-    assert claim.take() is Ownership.WAITING
-    assert claim.holder == "an unreadable claim"
-    world.now_s += LEASE_S
-    assert claim.take() is Ownership.OURS
-
-
-class Whole(RemoteObjects):
-    """Ranges are answered with the beginning of the object."""
-
-    def read_into(self, key: str, view: memoryview, *, start: int) -> None:
-        super().read_into(key, view, start=0)
-
-
-def test_a_service_that_does_not_return_parts_of_objects_is_found_at_the_start() -> None:
-    inner = memory_remote()
-    remote = Whole(inner._mirror, store=inner._store)
-    with pytest.raises(StorageError, match="cannot be read back in parts.*expected b'ir'"):
-        World(remote).keeper("one").take()
-    assert list(remote.list("")) == []
 
 
 class LostReply(RemoteObjects):

@@ -15,13 +15,8 @@ from checkfreq.mirror.layout import (
     Marker,
     decode_marks,
     encode_marks,
-    is_superseded_key,
     manifest_key,
     marker_key,
-    object_key,
-    piece_of_key,
-    step_of_manifest,
-    step_of_marker,
     superseded_key,
 )
 from checkfreq.store.marks import StepMark
@@ -38,27 +33,15 @@ def test_what_is_written_is_read_back() -> None:
     assert Marker.decode(MARKER.encode(), key=superseded_key(7, "a-1")) == MARKER
     assert Finish.decode(Finish(3, False).encode()) == Finish(3, False)
     assert Claim.decode(CLAIM.encode()) == CLAIM
-    assert MARKER.num_bytes == 2 * 77
-    assert MARKER.keys() == {PIECE.key, manifest_key(7, "a-1")}
-
-
-def test_marks_are_read_back_with_numbers_that_json_does_not_have() -> None:
+    with pytest.raises(CorruptCheckpointError):
+        Claim.decode(CLAIM.encode().replace(b'"host": "host"', b'"host": 5'))
     marks = {
         1: StepMark(keep=True, at_epoch_end=True),
         2: StepMark(metrics={"loss": float("inf"), "acc": 0.5}, finished=True),
     }
     assert decode_marks(encode_marks(marks)) == marks
-
-
-def test_keys_say_what_they_name() -> None:
-    assert step_of_marker(marker_key(123456789)) == 123456789
-    assert step_of_manifest(manifest_key(5, "x")) == 5
-    assert piece_of_key(object_key("a" * 32, 5)) == Blob.piece("a" * 32, 5)
-    assert is_superseded_key(superseded_key(5, "x"))
-    for key in ("checkpoints/step-5.json", "checkpoints/step-000000005.json", "objects/x", ""):
-        assert step_of_marker(key) is None
-        assert piece_of_key(key) is None
-        assert step_of_manifest(key) is None
+    assert MARKER.num_bytes == 2 * 77
+    assert MARKER.keys() == {PIECE.key, manifest_key(7, "a-1")}
 
 
 Change = Callable[[dict[str, object]], object]
@@ -68,22 +51,15 @@ Change = Callable[[dict[str, object]], object]
     ("change", "check"),
     [
         (lambda m: m.update(format="other"), "format"),
-        (lambda m: m.update(version="1"), "version"),
         (lambda m: m.update(more=1), "names of fields"),
-        (lambda m: m.update(step=True), "step"),
         (lambda m: m.update(step=8), "step"),
         (lambda m: m.update(attempt="../x"), "attempt"),
-        (lambda m: m.update(created_unix_s=-1), "created_unix_s"),
         (lambda m: m.update(at_epoch_end=1), "at_epoch_end"),
-        (lambda m: m.update(manifest=None), "manifest"),
         (lambda m: m["manifest"].update(key="objects/x"), "manifest"),
         (lambda m: m["manifest"].update(bytes=-1), "bytes"),
-        (lambda m: m["manifest"].update(digest="x"), "digest"),
         (lambda m: m.update(files=[]), "files"),
         (lambda m: m.update(files={"../m": [PIECE.to_json()]}), "file name"),
-        (lambda m: m.update(files={"m.safetensors": []}), "m.safetensors"),
         (lambda m: m["files"]["m.safetensors"][0].update(key="claim.json"), "key"),
-        (lambda m: m["files"]["m.safetensors"][0].update(key=5), "key"),
     ],
 )
 def test_a_marker_with_an_impossible_value_is_refused_by_name(change: Change, check: str) -> None:
@@ -91,10 +67,3 @@ def test_a_marker_with_an_impossible_value_is_refused_by_name(change: Change, ch
     change(fields)
     with pytest.raises(CorruptCheckpointError, match=check):
         Marker.decode(json.dumps(fields).encode(), key=marker_key(7), url="s3://bucket/x")
-
-
-def test_a_claim_with_an_impossible_value_is_refused() -> None:
-    for change in ({"run": ""}, {"pid": 1.5}, {"renewed_unix_s": None}, {"host": "a\nb"}):
-        fields = {**json.loads(CLAIM.encode()), **change}
-        with pytest.raises(CorruptCheckpointError):
-            Claim.decode(json.dumps(fields).encode())

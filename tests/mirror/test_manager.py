@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -17,8 +16,6 @@ from checkfreq.mirror.claim import ClaimKeeper
 from checkfreq.mirror.client import RemoteObjects
 from checkfreq.mirror.layout import Finish, Marker
 from checkfreq.mirror.reader import MirrorReader
-from checkfreq.mirror.settings import Mirror
-from checkfreq.session.staging import staging_folder
 from checkfreq.store.marks import StepMark
 from checkfreq.store.store import CheckpointStore
 from tests.contract.runs import Training, config, managed, written
@@ -91,16 +88,14 @@ def test_training_without_a_restore_is_refused_where_only_the_mirror_has_checkpo
     manager.close()
 
 
-def test_a_run_that_was_finished_is_finished_on_a_new_machine(
-    tmp_path: Path, planted: Planted
-) -> None:
+def test_a_finished_run_is_finished_on_a_new_machine(tmp_path: Path, planted: Planted) -> None:
     planted.put(layout.FINISHED, Finish(3).encode())
     with with_mirror(tmp_path / "new", Training(), planted) as manager:
         assert manager.restore()
         assert manager.finished
 
 
-def test_the_best_step_may_be_one_that_only_the_mirror_has(
+def test_the_best_step_may_be_in_the_mirror_alone(
     tmp_path: Path, planted: Planted, bits: list[str]
 ) -> None:
     marks = {1: StepMark(metrics={"loss": 0.5}), 2: StepMark(metrics={"loss": 0.25})}
@@ -128,52 +123,20 @@ class TestUrls:
         with pytest.raises(NoCheckpointError, match="holds no checkpoint"):
             checkfreq.load((tmp_path / "nothing").as_uri())
 
-    def test_a_url_without_checkpoints_is_status_1_and_one_that_is_none_2(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    def test_ls_show_and_verify_take_a_url_and_verify_looks_at_all_steps(
+        self, tmp_path: Path, planted: Planted, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert main(["ls", (tmp_path / "nothing").as_uri()]) == 1
-        assert "holds no checkpoint" in capsys.readouterr().err
-        assert main(["ls", "ftp://host/x"]) == 2
-        assert "expected s3://" in capsys.readouterr().err
-
-    def test_ls_show_and_verify_take_a_url(
-        self, planted: Planted, capsys: pytest.CaptureFixture[str]
-    ) -> None:
         assert main(["ls", planted.url]) == 0
         assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == list("123")
         assert main(["show", planted.url, "2"]) == 0
         assert "checkpoints/step-00000002.json" in capsys.readouterr().out
-        assert main(["verify", planted.url]) == 0
-        assert capsys.readouterr().out.count(": ok,") == 3
-
-    def test_an_object_that_was_cut_short_is_damage_and_the_other_steps_are_checked_too(
-        self, planted: Planted, capsys: pytest.CaptureFixture[str]
-    ) -> None:
         piece = piece_of(planted, 2)
         planted.put(piece, planted.path_of(piece).read_bytes()[:-1])
         assert main(["verify", planted.url]) == 1
         said = capsys.readouterr().out.splitlines()
-        assert [line.split(",")[0][:10] for line in said] == [
-            "step 1: ok",
-            "step 2: DA",
-            "step 3: ok",
-        ]
+        assert ["DAMAGED" in line for line in said] == [False, True, False]
         assert f"{planted.url}/{piece}: size in bytes" in said[1]
-
-    def test_a_fifo_in_a_folder_is_damage_and_nobody_waits_for_it(
-        self, planted: Planted, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        manifest = next(planted.folder.glob("manifests/step-00000001-*"))
-        piece = planted.path_of(piece_of(planted, 2))
-        for path in (piece, manifest, planted.path_of("marks.json")):
-            path.unlink(missing_ok=True)
-            os.mkfifo(path)
-        for verb in (["ls"], ["show", "3"], ["verify"]):
-            status = main([verb[0], planted.url, *verb[1:]])
-            assert (status, verb) in [(0, ["ls"]), (0, ["show", "3"]), (1, ["verify"])]
-        said = capsys.readouterr().out
-        assert said.count("DAMAGED") == 2
-        assert "got a FIFO, socket or device" in said
 
     def test_prune_and_pin_change_what_lies_there(
         self, planted: Planted, capsys: pytest.CaptureFixture[str]
@@ -213,58 +176,24 @@ class TestUrls:
         assert claim.renew()
 
 
-class TestStaging:
-    """``CFManager("s3://...")``, here with file:///."""
-
-    def staged(self, tmp_path: Path, training: Training, url: str, **changes: object) -> CFManager:
-        settings = {"staging_dir": tmp_path / "staging", **changes}
-        return managed(url, training.chk, config=config(**settings))  # type: ignore[arg-type]
-
-    def test_a_url_restores_on_a_new_machine_from_a_directory_of_its_own(
-        self, tmp_path: Path, planted: Planted, bits: list[str]
-    ) -> None:
-        training = Training(seed=1)
-        with self.staged(tmp_path, training, planted.url) as manager:
-            assert manager.restore()
-            assert training.bits() == bits[2]
-            assert manager.latest_step() == 3
-        for url in (planted.url + "-2", planted.url + "/"):
-            self.staged(tmp_path, Training(), url).close()
-        assert len(list((tmp_path / "staging").iterdir())) == 2
-
-    def test_log_and_report_find_the_directory_of_a_url(
-        self,
-        tmp_path: Path,
-        planted: Planted,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
-    ) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        assert main(["log", planted.url]) == 1
-        assert "for this URL this machine has none" in capsys.readouterr().err
-        with managed(planted.url, Training(seed=1).chk, config=config()) as manager:
-            manager.restore()
-        assert main(["log", planted.url]) == 0
-        assert "training goes on from step 3 (mirror)" in capsys.readouterr().out
-        assert main(["report", "--json", planted.url]) == 0
-
-    def test_a_mirror_with_options_for_the_same_url_is_used_and_no_other(
-        self, tmp_path: Path, planted: Planted
-    ) -> None:
-        mirror = Mirror(planted.url + "/", every_s=9.0)
-        with self.staged(tmp_path, Training(), planted.url, mirror=mirror) as manager:
-            assert manager._session.config.mirror == mirror
-        with pytest.raises(ConfigError, match="expected the same URL"):
-            self.staged(tmp_path, Training(), planted.url, mirror="s3://other/run")
-        with pytest.raises(ConfigError, match="a Path is no URL"):
-            managed(Path("s3://bucket/run"), Training().chk)
-
-    def test_the_folder_is_in_the_users_cache(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        assert staging_folder(None) == tmp_path / "checkfreq" / "staging"
-        monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-        monkeypatch.setenv("HOME", "/home/someone")
-        assert staging_folder(None) == Path("/home/someone/.cache/checkfreq/staging")
-        assert staging_folder(tmp_path) == tmp_path
+def test_a_url_restores_on_a_new_machine_from_a_directory_of_its_own_that_log_and_report_find(
+    tmp_path: Path,
+    planted: Planted,
+    bits: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["log", planted.url]) == 1
+    assert "for this URL this machine has none" in capsys.readouterr().err
+    training = Training(seed=1)
+    with managed(planted.url, training.chk, config=config()) as manager:
+        assert manager.restore()
+        assert training.bits() == bits[2]
+        assert manager.latest_step() == 3
+    assert main(["log", planted.url]) == 0
+    assert "training goes on from step 3 (mirror)" in capsys.readouterr().out
+    assert main(["report", "--json", planted.url]) == 0
+    for url in (planted.url + "-2", planted.url + "/"):
+        managed(url, Training().chk, config=config(staging_dir=tmp_path / "staging")).close()
+    assert len(list((tmp_path / "staging").iterdir())) == 2

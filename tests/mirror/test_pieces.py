@@ -72,15 +72,7 @@ def test_pieces_cover_the_file_once_in_order_whatever_changed(
 
 
 @given(tensors)
-def test_the_pieces_of_a_marker_are_found_again_in_the_manifest(
-    old: list[tuple[int, int]],
-) -> None:
+def test_the_pieces_of_a_marker_are_found_again_in_the_manifest(old: list[tuple[int, int]]) -> None:
     file = file_of(*old)
     runs = uploaded(cut(file))
     assert runs_of(file, [run.blob for run in runs if run.blob]) == runs
-
-
-def test_pieces_that_do_not_end_with_a_tensor_are_not_used_again() -> None:
-    file = file_of((1000, 1), (1000, 2))
-    for lengths in ([HEADER + 500, 1500], [HEADER + 1000], [HEADER + 2000, 5], [0, HEADER + 2000]):
-        assert runs_of(file, [Blob.piece("0" * 32, n) for n in lengths]) == []

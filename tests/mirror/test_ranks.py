@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from checkfreq.mirror import layout
 from tests.acceptance.ranks import Life, run_well
 from tests.ranks import tiny
 
@@ -36,9 +35,7 @@ def test_ranks_on_new_machines_restore_the_same_bits(local: bool, tmp_path: Path
 
 
 @pytest.mark.more
-def test_a_step_that_is_damaged_in_the_directory_comes_from_the_mirror_on_all_ranks(
-    tmp_path: Path,
-) -> None:
+def test_a_step_that_is_damaged_here_comes_from_the_mirror_on_all_ranks(tmp_path: Path) -> None:
     mirror = tmp_path / "mirror"
     expected = bits_at(tmp_path / "run", mirror, steps=3)
     path = tmp_path / "run" / "chk" / "step-00000003" / "model.safetensors"
@@ -46,12 +43,3 @@ def test_a_step_that_is_damaged_in_the_directory_comes_from_the_mirror_on_all_ra
     heard = run_well(life(tmp_path / "run", mirror, 1, steps=3))
     assert [one.last("restored") for one in heard] == [(3, bits) for bits in expected]
     assert (tmp_path / "run" / "chk" / "quarantine" / "step-00000003").is_dir()
-
-
-@pytest.mark.more
-def test_damage_in_the_mirror_takes_all_ranks_back_to_the_step_before(tmp_path: Path) -> None:
-    mirror = tmp_path / "mirror"
-    expected = bits_at(tmp_path / "old", mirror, steps=3)
-    (mirror / layout.marker_key(4)).write_bytes(b"{}")
-    heard = run_well(life(tmp_path / "new", mirror, 1, steps=4))
-    assert [one.last("restored") for one in heard] == [(3, bits) for bits in expected]

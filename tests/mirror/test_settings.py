@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 from typing import Any
 
 import pytest
 
-from checkfreq.config import CFConfig
-from checkfreq.errors import ConfigError, StorageError
-from checkfreq.mirror.client import RemoteObjects
-from checkfreq.mirror.settings import Mirror, is_url, open_store, scrub
+from checkfreq.errors import ConfigError
+from checkfreq.mirror.settings import Mirror, open_store, scrub
 
 SECRET = "wJalrXUtnFEMI-K7MDENG"
 
@@ -20,12 +17,8 @@ SECRET = "wJalrXUtnFEMI-K7MDENG"
     [
         ("chk/", "expected s3://"),
         ("http://host/x", "endpoint"),
-        ("s3:///x", "expected a bucket"),
         ("s3://user:password@bucket/x", "no query, fragment or user"),
-        ("s3://bucket/x?key=1", "no query"),
-        ("s3://bucket//x", "single slashes"),
         ("s3://bucket/../x", "single slashes"),
-        ("file://host/x", "absolute path"),
         ("file:///", "absolute path"),
     ],
 )
@@ -39,26 +32,14 @@ def test_a_url_that_names_no_place_in_an_object_store_is_refused(url: str, why: 
     "changes",
     [
         {"every_s": -1.0},
-        {"every_s": float("nan")},
         {"max_bytes_per_s": 0},
-        {"part_bytes": 1000},
         {"wait_on_close_s": float("inf")},
-        {"retention": "last"},
         {"options": {"endpoint": object()}},
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(changes: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=f"Mirror.{next(iter(changes))}"):
         Mirror("s3://bucket/x", **changes)  # type: ignore[arg-type]
-
-
-def test_a_url_stands_for_a_mirror() -> None:
-    assert Mirror.of("s3://bucket/x/") == Mirror("s3://bucket/x")
-    assert Mirror.of(None) is None
-    with pytest.raises(ConfigError, match="got a int"):
-        Mirror.of(3)  # type: ignore[arg-type]
-    assert CFConfig(mirror="s3://bucket/x").mirror == "s3://bucket/x"
-    assert [is_url(text) for text in ("s3://b/x", "chk/", "/a")] == [True, False, False]
 
 
 def test_settings_arrive_in_the_worker_as_they_were() -> None:
@@ -87,32 +68,16 @@ def test_credentials_are_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scrub("nothing to hide") == "nothing to hide"
 
 
-def test_a_server_that_cannot_be_reached_is_an_error_with_the_place_and_no_secret() -> None:
-    options = {"endpoint": "http://127.0.0.1:1", "allow_http": True, "region": "us-east-1"}
-    keys = {"access_key_id": "AKIA-OF-THE-TEST", "secret_access_key": SECRET}
-    remote = RemoteObjects(Mirror("s3://bucket/x", options={**options, **keys}))
-    with pytest.raises(StorageError, match="cannot write: .*s3://bucket/x/claim.json") as error:
-        remote.put("claim.json", b"1")
-    assert error.value.errno == errno.EIO
-    assert SECRET not in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def client_options(mirror: Mirror) -> dict[str, Any]:
     store: Any = open_store(mirror)
     return dict(store.client_options)
 
 
-def test_settings_of_the_connection_come_from_the_environment_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_settings_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_TIMEOUT", "7s")
-    monkeypatch.setenv("GOOGLE_USER_AGENT", "another")
     client = client_options(Mirror("s3://bucket/run"))
     assert (client["allow_http"], client["timeout"]) == ("true", "7s")
     client = client_options(Mirror("s3://bucket/run", options={"allow_http": False}))
     assert client["allow_http"] == "false"
-    client = client_options(Mirror("gs://bucket/run"))
-    assert "allow_http" not in client
-    assert client["user_agent"] == "another"
+    assert "allow_http" not in client_options(Mirror("gs://bucket/run"))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from checkfreq import __version__
 from checkfreq.pacing.environment import UNKNOWN, cpu_model, environment, num_cores, storage_of
@@ -33,11 +30,6 @@ def line(device: str, point: object, rest: str) -> str:
 # ---- all of it
 
 
-def test_they_are_json_and_the_same_each_time(tmp_path: Path) -> None:
-    found = environment(tmp_path)
-    assert json.loads(json.dumps(found)) == found == environment(tmp_path)
-
-
 def test_they_name_machine_storage_and_versions(tmp_path: Path) -> None:
     found = environment(tmp_path)
     assert found["devices"] == []  # none is in use in this process
@@ -51,23 +43,11 @@ def test_they_name_machine_storage_and_versions(tmp_path: Path) -> None:
 # ---- processor
 
 
-@pytest.mark.parametrize(
-    ("text", "model"),
-    [
-        (
-            "processor\t: 0\nmodel\t\t: 106\nmodel name\t: Fast CPU @ 2 GHz \n" * 2,
-            "Fast CPU @ 2 GHz",
-        ),
-        (None, os.uname().machine),
-        ("model name\t:\n", os.uname().machine),
-    ],
-    ids=["its name", "no file: its architecture", "no name: its architecture"],
-)
-def test_a_processor_is_known_by(tmp_path: Path, text: str | None, model: str) -> None:
+def test_a_processor_is_known_by_its_name_or_its_architecture(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
-    if text is not None:
-        cpuinfo.write_text(text)
-    assert cpu_model(cpuinfo) == model
+    assert cpu_model(cpuinfo) == os.uname().machine
+    cpuinfo.write_text("processor\t: 0\nmodel\t\t: 106\nmodel name\t: Fast CPU @ 2 GHz \n" * 2)
+    assert cpu_model(cpuinfo) == "Fast CPU @ 2 GHz"
 
 
 # ---- storage
@@ -130,12 +110,3 @@ def test_storage_is_unknown_where_nothing_tells(tmp_path: Path) -> None:
     assert storage_of(tmp_path, mountinfo=tmp_path / "missing") == UNKNOWN
     assert storage_of(tmp_path, mountinfo=mountinfo_of(tmp_path, "36 35 - ext4")) == UNKNOWN
     assert storage_of(Path("x\0y")) == UNKNOWN
-
-
-@given(text=st.text(alphabet="0:1 -/ab\\40\n", max_size=60) | st.text(max_size=30))
-def test_whatever_the_kernel_writes_nothing_fails(
-    tmp_path_factory: pytest.TempPathFactory, text: str
-) -> None:
-    file = tmp_path_factory.getbasetemp() / "mountinfo"
-    file.write_text(text, errors="replace")
-    assert storage_of(file.parent, mountinfo=file)

@@ -5,24 +5,11 @@ from __future__ import annotations
 import pytest
 
 from checkfreq.pacing.held_time import Held, HeldTime
+from tests.pacing.test_timing import Clock
 
 
-class Clock:
-    """A clock that only the test moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def test_a_boundarys_time_excludes_the_waits_and_meetings_within_it(clock: Clock) -> None:
+def test_a_boundarys_time_excludes_the_waits_and_meetings_within_it() -> None:
+    clock = Clock()
     held = HeldTime(clock=clock)
     with held.boundary():
         clock.now_s += 1.0
@@ -34,7 +21,8 @@ def test_a_boundarys_time_excludes_the_waits_and_meetings_within_it(clock: Clock
     assert held.lap(on_device=False) == Held(stall_s=3.0, waited_s=8.0, met_s=32.0)
 
 
-def test_a_lap_holds_what_came_since_the_last_one(clock: Clock) -> None:
+def test_a_lap_holds_what_came_since_the_last_one() -> None:
+    clock = Clock()
     held = HeldTime(clock=clock)
     held.fence(1.0)
     assert held.lap(on_device=False) == Held(stall_s=1.0)
@@ -44,7 +32,8 @@ def test_a_lap_holds_what_came_since_the_last_one(clock: Clock) -> None:
     assert held.lap(on_device=False) == Held(stall_s=0.5, met_s=0.25)
 
 
-def test_what_the_host_does_while_a_device_has_work_queued_holds_no_training(clock: Clock) -> None:
+def test_what_the_host_does_while_a_device_has_work_queued_holds_no_training() -> None:
+    clock = Clock()
     device_wait_s = 0.0
     held = HeldTime(device_wait_s=lambda: device_wait_s, clock=clock)
     with held.boundary():
@@ -55,7 +44,8 @@ def test_what_the_host_does_while_a_device_has_work_queued_holds_no_training(clo
     assert held.fence_s == 4.0
 
 
-def test_a_wait_counts_even_if_it_ends_in_an_error(clock: Clock) -> None:
+def test_a_wait_counts_even_if_it_ends_in_an_error() -> None:
+    clock = Clock()
     held = HeldTime(clock=clock)
     with pytest.raises(KeyboardInterrupt), held.waiting():
         clock.now_s += 1.0

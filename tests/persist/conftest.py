@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,15 +16,6 @@ from checkfreq.persist.client import WorkerClient
 from checkfreq.types import FileSpec, TensorSpec
 
 PAGE = 4096
-
-
-@dataclass
-class HandMadeSlot:
-    """A memfd that holds the images of ``files``."""
-
-    fd: int
-    memory: mmap.mmap
-    files: tuple[FileSpec, ...]
 
 
 def file_image(name: str, slot_offset: int, sizes: dict[str, int]) -> tuple[FileSpec, bytes]:
@@ -49,20 +39,43 @@ def round_up(num_bytes: int) -> int:
     return -(-num_bytes // PAGE) * PAGE
 
 
+class HandMadeSlot:
+    """A memfd that holds the images of ``files``, one after another."""
+
+    def __init__(self, files: Sequence[tuple[str, dict[str, int]]]) -> None:
+        specs, self.images, at = [], dict[str, bytes](), 0
+        for name, sizes in files:
+            spec, self.images[name] = file_image(name, at, sizes)
+            specs.append(spec)
+            at += round_up(spec.num_bytes)
+        self.files = tuple(specs)
+        self.fd = os.memfd_create("slot")
+        os.ftruncate(self.fd, at)
+        self.memory = mmap.mmap(self.fd, at)
+        for spec in specs:
+            end = spec.slot_offset + spec.num_bytes
+            self.memory[spec.slot_offset : end] = self.images[spec.name]
+
+    def share(self, client: WorkerClient) -> None:
+        """Share memory and layout as the slot 0."""
+        client.share_slot(0, fd=self.fd, num_bytes=len(self.memory))
+        client.lay_out_slot(0, self.files)
+
+    def close(self) -> None:
+        self.memory.close()
+        os.close(self.fd)
+
+
 @pytest.fixture
 def slot() -> Iterator[HandMadeSlot]:
-    first, first_image = file_image("model.safetensors", 0, {"a": 10_000, "b": 3, "c": 0})
-    second, second_image = file_image(
-        "optimizer.safetensors", round_up(first.num_bytes), {"d": 5000}
+    made = HandMadeSlot(
+        [
+            ("model.safetensors", {"a": 10_000, "b": 3, "c": 0}),
+            ("optimizer.safetensors", {"d": 5000}),
+        ]
     )
-    size = second.slot_offset + round_up(second.num_bytes)
-    fd = os.memfd_create("slot")
-    os.ftruncate(fd, size)
-    with mmap.mmap(fd, size) as memory:
-        memory[: len(first_image)] = first_image
-        memory[second.slot_offset : second.slot_offset + len(second_image)] = second_image
-        yield HandMadeSlot(fd, memory, (first, second))
-    os.close(fd)
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -71,8 +84,7 @@ def client(tmp_path: Path, slot: HandMadeSlot) -> Iterator[WorkerClient]:
     handle = WorkerClient(tmp_path / "chk", config=CFConfig(takeover_s=120.0))
     handle.start()
     handle.wait_opened()
-    handle.share_slot(0, fd=slot.fd, num_bytes=len(slot.memory))
-    handle.lay_out_slot(0, slot.files)
+    slot.share(handle)
     yield handle
     handle.kill()
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
-import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +16,7 @@ from checkfreq.store.store import CheckpointStore
 from checkfreq.store.tree import Tree
 from checkfreq.testing import commit_bytes
 from checkfreq.types import Role
-from tests.persist.conftest import file_image, next_reply, request, round_up
+from tests.persist.conftest import HandMadeSlot, next_reply, request
 
 ROW = 3000
 OLD_STEP = 1
@@ -47,7 +44,6 @@ class Rank:
 
     role: Role
     client: WorkerClient
-    memory: mmap.mmap
     images: dict[str, bytes]
 
     def submit(self, step: int, **changes: object) -> None:
@@ -67,68 +63,6 @@ class Rank:
             pass
         return reply
 
-    def finish(self, step: int, **changes: object) -> p.Message:
-        """Submit and return the reply."""
-        self.submit(step, **changes)
-        return self.reply()
-
-    def files(self, step: int) -> dict[str, tuple[int, int]]:
-        """Inode and change time of the files that this rank wrote, wherever they are now."""
-        root = self.client._chk_dir
-        found = [*root.glob(f".tmp-{step}-*"), *root.glob(f"step-*{step}")]
-        return {
-            path.name: (path.stat().st_ino, path.stat().st_mtime_ns)
-            for name in self.images
-            for folder in found
-            if (path := folder / name).exists()
-        }
-
-
-def start_rank(
-    chk_dir: Path,
-    rank: int,
-    world: int,
-    *,
-    on_exit: contextlib.ExitStack,
-    script: str = "",
-    is_tree: bool = False,
-) -> Rank:
-    """A rank whose worker has opened the directory; ``script``: its first worker's faults."""
-    role = role_of(rank, world)
-    config = CFConfig(
-        takeover_s=120.0, rank_timeout_s=5.0, tree_from_ranks=2 if is_tree else world + 1
-    )
-    client = WorkerClient(chk_dir, config=config, role=role)
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("CHECKFREQ_FAULT", script)
-        client.start()
-    on_exit.callback(client.kill)
-    memory, images = fill_slot(client, rank, on_exit=on_exit)
-    client.wait_opened()
-    return Rank(role, client, memory, images)
-
-
-def fill_slot(
-    client: WorkerClient, rank: int, *, on_exit: contextlib.ExitStack
-) -> tuple[mmap.mmap, dict[str, bytes]]:
-    """Slot 0 with the images of a rank's files, shared with its worker."""
-    specs, images, at = [], {}, 0
-    for name, sizes in files_of(rank):
-        spec, image = file_image(name, at, sizes)
-        specs.append(spec)
-        images[name] = image
-        at += round_up(len(image))
-    fd = os.memfd_create("slot")
-    on_exit.callback(os.close, fd)
-    os.ftruncate(fd, at)
-    memory = on_exit.enter_context(mmap.mmap(fd, at))
-    for spec in specs:
-        image = images[spec.name]
-        memory[spec.slot_offset : spec.slot_offset + len(image)] = image
-    client.share_slot(0, fd=fd, num_bytes=at)
-    client.lay_out_slot(0, tuple(specs))
-    return memory, images
-
 
 class Group:
     """All ranks of one directory, which has a checkpoint of step 1 from the start."""
@@ -143,18 +77,23 @@ class Group:
 
     def start(self, world: int, *, scripts: dict[int, str] | None = None) -> list[Rank]:
         """Every rank, by number; ``scripts``: faults of some ranks' first workers."""
-        scripts = scripts or {}
-        return [
-            start_rank(
-                self.chk_dir,
-                rank,
-                world,
-                on_exit=self._on_exit,
-                script=scripts.get(rank, ""),
-                is_tree=self.is_tree,
-            )
-            for rank in range(world)
-        ]
+        return [self._start(rank, world, (scripts or {}).get(rank, "")) for rank in range(world)]
+
+    def _start(self, rank: int, world: int, script: str) -> Rank:
+        role = role_of(rank, world)
+        config = CFConfig(
+            takeover_s=120.0, rank_timeout_s=5.0, tree_from_ranks=2 if self.is_tree else world + 1
+        )
+        client = WorkerClient(self.chk_dir, config=config, role=role)
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("CHECKFREQ_FAULT", script)
+            client.start()
+        self._on_exit.callback(client.kill)
+        slot = HandMadeSlot(files_of(rank))
+        self._on_exit.callback(slot.close)
+        slot.share(client)
+        client.wait_opened()
+        return Rank(role, client, slot.images)
 
     def verify(self, *steps: int) -> None:
         """Assert that exactly these steps are there, with what every rank wrote."""
@@ -175,14 +114,6 @@ class Group:
     def pending(self) -> list[str]:
         """Directories of attempts that are, or were, in progress."""
         return sorted(path.name for path in self.chk_dir.glob(".tmp-*"))
-
-
-def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Return once the condition holds."""
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"waited in vain for {what}"
-        time.sleep(0.005)
 
 
 @contextlib.contextmanager

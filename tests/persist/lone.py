@@ -114,10 +114,6 @@ class LoneWorker:
         found = subprocess.run(["flock", "-n", str(lock), "true"], check=False)
         return found.returncode == 0
 
-    def num_fds(self) -> int:
-        """Descriptors that the worker has open."""
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
-
     def close(self) -> None:
         """End everything."""
         self.process.kill()

@@ -17,33 +17,17 @@ def snapshot_in(fd: int, *, step: int = 7, slot: int = 0, stage: Stage = Stage.D
     spec, image = file_image("model.safetensors", PAGE, {"a": 5000, "b": 0, "c": 3})
     os.ftruncate(fd, PAGE + round_up(len(image)))
     os.pwrite(fd, image, PAGE)
-    tensors = tuple(
-        TensorEntry(
-            t.name,
-            t.dtype,
-            t.shape,
-            t.offset,
-            t.num_bytes,
-            digest_of(image[t.offset : t.offset + t.num_bytes]),
-        )
-        for t in spec.tensors
-    )
+    tensors = []
+    for t in spec.tensors:
+        digest = digest_of(image[t.offset : t.offset + t.num_bytes])
+        tensors.append(TensorEntry(t.name, t.dtype, t.shape, t.offset, t.num_bytes, digest))
     header = digest_of(image[: spec.header_bytes])
-    file = FileEntry(spec.name, spec.num_bytes, spec.header_bytes, header, tensors)
+    file = FileEntry(spec.name, spec.num_bytes, spec.header_bytes, header, tuple(tensors))
     wanted = request(step, slot=slot, keep=True, metrics={"loss": 0.5})
-    record = Manifest(
-        step, wanted.attempt, 1, 0.0, wanted.versions, (file,), wanted.objects
-    ).encode()
-    return Snapshot(
-        step,
-        wanted.attempt,
-        slot,
-        os.fstat(fd).st_size,
-        stage,
-        {spec.name: PAGE},
-        extras_of(wanted),
-        record,
-    )
+    manifest = Manifest(step, wanted.attempt, 1, 0.0, wanted.versions, (file,), wanted.objects)
+    size, places, extras = os.fstat(fd).st_size, {spec.name: PAGE}, extras_of(wanted)
+    record = manifest.encode()
+    return Snapshot(step, wanted.attempt, slot, size, stage, places, extras, record)
 
 
 def body_of(snapshot: Snapshot) -> Body:

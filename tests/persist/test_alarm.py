@@ -16,11 +16,11 @@ ERROR = PersistError("step 40 was not checkpointed: no space", step=40, phase="b
 class Run:
     """An alarm with clocks that the test sets, and the notices it sent."""
 
-    def __init__(self, tolerate_failures: int | None = None) -> None:
+    def __init__(self) -> None:
         self.now_s = 1000.0
         self.told: list[FailureNotice] = []
         self.alarm = Alarm(
-            tolerate_failures=tolerate_failures,
+            tolerate_failures=None,
             on_failure=self.told.append,
             clock=lambda: self.now_s,
             wall=lambda: 1e9 + self.now_s,
@@ -47,18 +47,7 @@ def test_a_failure_says_since_when_nothing_is_durable_and_what_a_kill_would_lose
         assert words in record.message
 
 
-def test_before_anything_is_durable_all_iterations_of_the_run_are_at_risk(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    run = Run()
-    run.alarm.failed(40, ERROR)
-    assert "No checkpoint of this run has become durable" in caplog.text
-    assert (run.told[0].durable_step, run.told[0].steps_at_risk) == (None, 42)
-
-
-def test_the_hook_hears_of_each_failure_and_once_that_it_is_over(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_hook_hears_of_each_failure_and_of_their_end(caplog: pytest.LogCaptureFixture) -> None:
     run = Run()
     run.alarm.succeeded(30)  # no failure before it, so nothing is sent
     run.alarm.durable(30)
@@ -78,24 +67,6 @@ def test_the_hook_hears_of_each_failure_and_once_that_it_is_over(
     assert {notice.durable_step for notice in run.told} == {30}
     (warning,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
     assert warning == "checkpoints are durable again: step 42, after 3 failed in 60 s"
-
-
-def test_periodic_checkpoints_are_held_back_until_the_pause_is_over() -> None:
-    run = Run()
-    run.alarm.failed(40, ERROR)
-    assert run.alarm.why_held_back() == ""
-    run.alarm.failed(40, ERROR)
-    assert run.alarm.why_held_back() == "2 failed in a row; the next try is in 1 s"
-    run.now_s += 1.0
-    assert run.alarm.why_held_back() == ""
-
-
-def test_with_a_number_tolerated_there_is_no_pause(caplog: pytest.LogCaptureFixture) -> None:
-    run = Run(tolerate_failures=5)
-    for _ in range(4):
-        run.alarm.failed(40, ERROR)
-    assert run.alarm.why_held_back() == ""
-    assert "(4 in a row, 5 tolerated)" in caplog.text
 
 
 def test_what_the_hook_raises_is_logged_and_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:

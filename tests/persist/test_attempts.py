@@ -10,44 +10,6 @@ from checkfreq.persist.attempts import Attempt, AttemptBook, Marks
 SLOT: Any = "slot 0"
 
 
-def persisting(book: AttemptBook) -> Attempt:
-    """An attempt that was handed over."""
-    attempt = Attempt(3, SLOT, "periodic", Marks(), started_s=1.0)
-    book.add(attempt)
-    assert attempt.copied(None)
-    return attempt
-
-
-def test_an_attempt_of_the_run_before_ends_as_ones_own_and_costs_nothing() -> None:
-    released: list[Any] = []
-    book = AttemptBook(tolerate_failures=0, release=released.append)
-    request = p.Persist("a7", 7, 0, {}, 1, {}, {"loss": 0.5}, keep=True, at_epoch_end=True)
-    book.add(inherited := Attempt.inherited(request, SLOT))
-    assert inherited.is_inherited
-    assert inherited.marks == Marks(True, {"loss": 0.5})
-    assert inherited.at_epoch_end
-    assert book.is_written(7)
-    assert not released
-
-    book.commit(committed(inherited))
-
-    assert released == [SLOT]
-    assert book.last_durable_step == 7
-    assert not persisting(book).is_inherited
-
-
-def test_a_step_that_is_not_durable_yet_continues_above_the_newest_that_is() -> None:
-    book = AttemptBook(tolerate_failures=0, release=lambda slot: None)
-    request = p.Persist("a7", 7, 0, {}, 1, {}, {})
-    book.add(Attempt.inherited(request, SLOT))
-    book.continue_above(5)
-    assert book.last_durable_step == 5
-    assert book.is_written(7)
-    book.fail(p.Failed("a7", 7, "write", "no space", "traceback"))
-    assert book.last_durable_step == 5
-    assert not book.is_written(7)
-
-
 def test_later_ones_of_the_run_before_are_not_written_for_a_run_that_goes_on_before_them() -> None:
     book = AttemptBook(tolerate_failures=0, release=lambda slot: None)
     for step in (5, 6, 7, 8):
@@ -83,15 +45,6 @@ def ended(book: AttemptBook, step: int) -> None:
     book.commit(committed(attempt))
 
 
-def test_of_two_attempts_in_flight_for_a_step_the_newest_is_found() -> None:
-    book = AttemptBook(tolerate_failures=0, release=lambda slot: None)
-    begun(book, 3)
-    newest = begun(book, 3)
-    begun(book, 4)
-    assert book.find(3) is newest
-    assert book.find(5) is None
-
-
 def test_a_step_that_is_taken_again_is_not_durable_until_it_is_replaced() -> None:
     book = AttemptBook(tolerate_failures=0, release=lambda slot: None, replaces=True)
     for step in (4, 6):
@@ -102,10 +55,3 @@ def test_a_step_that_is_taken_again_is_not_durable_until_it_is_replaced() -> Non
     assert (book.last_durable_step, book.last_written_step) == (6, 6)
     begun(book, 6)
     assert book.last_durable_step == 4
-
-
-def test_where_there_is_one_directory_a_step_stays_durable_whatever_is_begun() -> None:
-    book = AttemptBook(tolerate_failures=0, release=lambda slot: None)
-    ended(book, 6)
-    begun(book, 6)
-    assert (book.last_durable_step, book.last_written_step) == (6, 6)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
 
 from checkfreq.persist import protocol as p
 from checkfreq.persist.client import WorkerClient
-from checkfreq.persist.lock import DirectoryLock
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes
 from tests.acceptance.disks import call
@@ -43,32 +41,6 @@ def expect_refused(client: WorkerClient, *, step: int) -> str:
     return reply.message
 
 
-def test_a_removed_directory_is_created_again_and_reported(
-    client: WorkerClient, chk_dir: Path
-) -> None:
-    client.submit(request(4))
-    client.ask(p.Prune((3,)))
-    assert isinstance(next_reply(client), p.Committed)
-    assert next_reply(client) == p.Done("Prune", (3,))
-    shutil.rmtree(chk_dir)
-    message = expect_retaken(client, step=5, steps=())
-    assert "it was removed while training" in message
-    assert message.endswith("earlier checkpoints are gone: step(s) 4")
-    assert CheckpointStore(chk_dir).steps() == [5]
-    assert (chk_dir / ".lock").exists()
-
-
-def test_a_commit_does_not_list_the_directory(client: WorkerClient, chk_dir: Path) -> None:
-    os.utime(chk_dir, (1, 1))
-    client.submit(request(4))
-    assert isinstance(next_reply(client), p.Committed)
-    listed_at = chk_dir.stat().st_atime
-    os.listdir(chk_dir)
-    if chk_dir.stat().st_atime == 1:
-        pytest.skip("this file system does not note when a directory is read (noatime)")
-    assert listed_at == 1
-
-
 def test_a_deleted_lock_file_is_locked_again(client: WorkerClient, chk_dir: Path) -> None:
     (chk_dir / ".lock").unlink()
     message = expect_retaken(client, step=4, steps=(3,))
@@ -82,22 +54,6 @@ def test_a_deleted_lock_file_is_locked_again(client: WorkerClient, chk_dir: Path
     assert next_reply(client) == p.Done("Prune", (3,))
 
 
-def test_a_directory_that_another_process_locked_is_not_written_until_it_is_released(
-    client: WorkerClient, chk_dir: Path
-) -> None:
-    (chk_dir / ".lock").unlink()
-    other = DirectoryLock(chk_dir)
-    other.acquire(
-        timeout_s=0.0, owner_pid=4711, on_wait=lambda text: None, give_up=lambda seconds: True
-    )
-    for step in (4, 5):
-        message = expect_refused(client, step=step)
-        assert f"locked by the persist worker {os.getpid()} of training process 4711" in message
-    assert CheckpointStore(chk_dir).steps() == [3]
-    other.release()
-    expect_retaken(client, step=6, steps=(3,))
-
-
 def test_a_directory_that_replaced_ours_is_used_if_it_has_no_newer_steps(
     client: WorkerClient, chk_dir: Path
 ) -> None:
@@ -107,22 +63,6 @@ def test_a_directory_that_replaced_ours_is_used_if_it_has_no_newer_steps(
     assert "it was replaced by another directory" in message
     assert "earlier checkpoints are gone: step(s) 3" in message
     assert CheckpointStore(chk_dir).steps() == [2, 4]
-
-
-def test_a_directory_with_newer_steps_of_another_run_is_left_alone_until_ours_is_back(
-    client: WorkerClient, chk_dir: Path
-) -> None:
-    chk_dir.rename(chk_dir.with_name("ours"))
-    commit_bytes(_opened(chk_dir), 9, {"m": b"another run's"})
-    for step in (4, 5):
-        message = expect_refused(client, step=step)
-        assert "has step 9, newer than any of this run" in message
-    assert CheckpointStore(chk_dir).steps() == [9]
-    chk_dir.rename(chk_dir.with_name("other"))
-    assert ".lock" not in os.listdir(chk_dir.with_name("other"))
-    chk_dir.with_name("ours").rename(chk_dir)
-    client.submit(request(6))
-    assert isinstance(next_reply(client), p.Committed)
 
 
 @pytest.mark.parametrize(

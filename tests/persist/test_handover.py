@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from checkfreq.persist import frames as f
-from checkfreq.persist import protocol as p
-from checkfreq.persist.frames import HandoverError, Purpose, Why
-from checkfreq.persist.handover import ask, ranks_in, release, release_all, status
+from checkfreq.persist.frames import Purpose, Why
+from checkfreq.persist.handover import ask
 from checkfreq.persist.offer import encode_body
 from checkfreq.store.fileops import LocalFileOps
 from tests.persist.offers import body_of, snapshot_in
@@ -78,22 +76,14 @@ def slot_fd() -> Iterator[int]:
     os.close(fd)
 
 
-def offering(slot_fd: int, *more: f.Frame) -> Answer:
-    """Offers one slot, after ``more``; a `Take` is granted."""
+def offering(slot_fd: int) -> Answer:
+    """Offers one slot."""
     body = body_of(snapshot_in(slot_fd))
 
     def answer(client: socket.socket, frame: f.Frame) -> None:
-        if isinstance(frame, f.Hello):
-            for one in more:
-                client.sendall(f.encode(one))
-            body_fd = encode_body(body)
-            socket.send_fds(client, [f.encode(f.Offered(1))], [body_fd, slot_fd])
-            os.close(body_fd)
-        elif isinstance(frame, f.Take):
-            pidfd = os.pidfd_open(os.getpid())
-            message = p.encode(p.Done("before Open", ()))
-            socket.send_fds(client, [f.encode(f.Taken(os.getpid())) + message], [pidfd])
-            os.close(pidfd)
+        body_fd = encode_body(body)
+        socket.send_fds(client, [f.encode(f.Offered(1))], [body_fd, slot_fd])
+        os.close(body_fd)
 
     return answer
 
@@ -110,54 +100,14 @@ def num_open() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_without_a_socket_there_is_no_offer(tmp_path: Path) -> None:
-    assert ask(tmp_path, 0, world=1) is None
-    assert ask(tmp_path / "missing", 0, world=1) is None
-    assert status(tmp_path, 0) is None
-    assert not release(tmp_path, 0)
-
-
-def test_a_file_a_link_or_a_directory_in_its_place_offers_nothing(tmp_path: Path) -> None:
-    (tmp_path / ".memory-0.sock").write_bytes(b"")
-    (tmp_path / ".memory-1.sock").symlink_to("/run/other")
-    (tmp_path / ".memory-2.sock").mkdir()
-    assert [ask(tmp_path, rank, world=4) for rank in range(3)] == [None, None, None]
-    assert ranks_in(tmp_path) == []
-
-
-def test_what_is_taken_is_a_channel_to_the_worker(
-    worker: Callable[[Answer], ScriptedWorker], slot_fd: int, tmp_path: Path
-) -> None:
-    before = num_open()
-    made = worker(offering(slot_fd, f.Wait(), f.Wait()))
-    offer = ask(tmp_path, 0, world=1)
-    assert offer is not None
-    slot_fds = list(offer.slot_fds.values())
-
-    adopted = offer.take(stderr_fd=2)
-
-    assert adopted.channel.receive(timeout_s=60.0) == p.Done("before Open", ())
-    assert adopted.pid == os.getpid()
-    offer.close()  # what was taken stays
-    assert select.select([adopted.pidfd], [], [], 0)[0] == []
-    for fd in (*slot_fds, adopted.pidfd):
-        os.close(fd)
-    adopted.channel.close()
-    made.stop()
-    assert made.heard[1:] == [f.Take()]
-    assert num_open() == before
-
-
 @pytest.mark.parametrize(
     "answer",
     [
         saying(f.Taken(1)),
-        saying(f.Refused(Why.NOTHING)),
         saying(f.Offered(1)),  # without its descriptors
         saying(f.Offered(0), fds=(0,)),  # what is no body
         saying(f.Offered(0), fds=(0,) * 200),
         lambda client, frame: client.sendall(b"\xff\xff\xff\xff"),
-        lambda client, frame: client.sendall(b"\0\0\0\x02{}"),
         lambda client, frame: client.shutdown(socket.SHUT_RDWR),
     ],
 )
@@ -176,55 +126,19 @@ def test_a_worker_that_answers_anything_else_is_left_alone(
 def test_a_slot_that_was_truncated_is_no_offer(
     worker: Callable[[Answer], ScriptedWorker], slot_fd: int, tmp_path: Path
 ) -> None:
-    answer = offering(slot_fd)
-    worker(answer)
+    worker(offering(slot_fd))
+    with ask(tmp_path, 0, world=1) as offer:  # type: ignore[union-attr]
+        assert len(offer.slot_fds) == 1
     os.ftruncate(slot_fd, 0)
     assert ask(tmp_path, 0, world=1) is None
 
 
-def test_another_client_that_was_faster_is_an_error_and_nothing_stays_open(
-    worker: Callable[[Answer], ScriptedWorker], slot_fd: int, tmp_path: Path
+def test_memory_that_this_run_cannot_use_is_given_up_and_not_by_who_only_fetches(
+    worker: Callable[[Answer], ScriptedWorker], tmp_path: Path
 ) -> None:
-    offered = offering(slot_fd)
-
-    def answer(client: socket.socket, frame: f.Frame) -> None:
-        if isinstance(frame, f.Take):
-            client.sendall(f.encode(f.Refused(Why.TAKEN)))
-        else:
-            offered(client, frame)
-
-    before = num_open()
-    made = worker(answer)
-    offer = ask(tmp_path, 0, world=1)
-    assert offer is not None
-    with pytest.raises(HandoverError, match="TAKEN"):
-        offer.take(stderr_fd=2)
-    made.stop()
-    assert num_open() == before
-
-
-@pytest.mark.parametrize("why", [Why.VERSION, Why.RANKS])
-def test_memory_that_this_run_cannot_use_is_given_up(
-    why: Why, worker: Callable[[Answer], ScriptedWorker], tmp_path: Path
-) -> None:
-    made = worker(saying(f.Refused(why)))
+    assert ask(tmp_path, 0, world=1) is None  # no socket
+    made = worker(saying(f.Refused(Why.VERSION)))
+    assert ask(tmp_path, 0, world=1, purpose=Purpose.FETCH) is None
     assert ask(tmp_path, 0, world=1) is None
     purposes = [frame.purpose for frame in made.heard if isinstance(frame, f.Hello)]
-    assert purposes == [Purpose.TAKE, Purpose.RELEASE]
-
-
-def test_who_only_fetches_releases_nothing(
-    worker: Callable[[Answer], ScriptedWorker], tmp_path: Path
-) -> None:
-    made = worker(saying(f.Refused(Why.RANKS)))
-    assert ask(tmp_path, 0, world=1, purpose=Purpose.FETCH) is None
-    assert len(made.heard) == 1
-
-
-def test_a_release_is_over_when_the_worker_has_let_go(
-    worker: Callable[[Answer], ScriptedWorker], tmp_path: Path
-) -> None:
-    made = worker(lambda client, frame: client.shutdown(socket.SHUT_RDWR))
-    release_all(tmp_path)
-    assert [type(frame) for frame in made.heard] == [f.Hello]
-    assert release(tmp_path, 0)
+    assert purposes == [Purpose.FETCH, Purpose.TAKE, Purpose.RELEASE]

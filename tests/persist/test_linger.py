@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from checkfreq import faults
 from checkfreq.cli import main
@@ -27,7 +21,7 @@ from checkfreq.persist import frames as f
 from checkfreq.persist import protocol as p
 from checkfreq.persist.frames import HandoverError, Purpose, Stage, Why
 from checkfreq.persist.handover import Connection, ask, ranks_in, release, status
-from checkfreq.persist.linger import Ending, Lingering, Successor
+from checkfreq.persist.linger import Ending, Lingering
 from checkfreq.persist.pressure import MemoryPressure
 from checkfreq.persist.slots import Slots
 from checkfreq.store.fileops import LocalFileOps
@@ -35,11 +29,11 @@ from checkfreq.store.manifest import digest_of
 from checkfreq.store.store import CheckpointStore
 from checkfreq.story.figures import State
 from checkfreq.story.live import Live
-from checkfreq.story.watch.terminal import plain
 from checkfreq.types import Role
 from tests.persist.conftest import HandMadeSlot, request
 from tests.persist.lone import (
     LoneWorker,
+    Successor,
     events,
     eventually,
     opening,
@@ -113,9 +107,7 @@ def step_of(worker: LoneWorker) -> tuple[int, Stage]:
 # ---- what it offers
 
 
-def test_a_durable_snapshot_is_offered_and_the_directory_is_free(
-    lingering: LoneWorker, chk_dir: Path
-) -> None:
+def test_what_is_durable_is_offered_without_the_lock(lingering: LoneWorker, chk_dir: Path) -> None:
     assert step_of(lingering) == (7, Stage.DURABLE)
     with lingering.offer() as offer:
         assert offer.body.snapshots[0].record == CheckpointStore(chk_dir).manifest(7).encode()
@@ -166,9 +158,7 @@ def test_a_snapshot_that_could_not_be_written_after_the_death_is_offered(
     assert ("failed", 8) in events(chk_dir)
 
 
-def test_a_snapshot_whose_slot_was_given_back_undigested_is_not_offered(
-    start: Start, chk_dir: Path
-) -> None:
+def test_a_snapshot_that_was_not_digested_is_not_offered(start: Start, chk_dir: Path) -> None:
     worker = start(faults="commit.mkdir:raise-EIO")
     worker.channel.send(request(8))
     assert isinstance(worker.next_reply(), p.Failed)
@@ -210,30 +200,30 @@ def test_a_commit_that_the_trainer_did_not_live_to_record_is_recorded_by_the_wor
 # ---- when it does not linger
 
 
-@pytest.mark.parametrize("last", [p.Close(), p.KeepNothing()])
-def test_a_trainer_that_ends_by_itself_leaves_nothing(
-    last: p.Message, start: Start, chk_dir: Path
+@pytest.mark.parametrize(
+    ("keep_s", "commits", "last"),
+    [
+        (600.0, True, p.Close()),
+        (600.0, True, p.KeepNothing()),
+        (600.0, False, None),
+        (0.0, True, None),
+    ],
+    ids=["closed", "ended by itself", "nothing to keep", "may not"],
+)
+def test_it_ends_where_nothing_is_to_be_kept(
+    keep_s: float, commits: bool, last: p.Message | None, start: Start, chk_dir: Path
 ) -> None:
-    worker = start()
-    worker.channel.send(request(7))
-    worker.channel.send(last)
-    worker.lose_trainer()
-
-    assert worker.wait_ended() == 0
-
-    assert CheckpointStore(chk_dir).verify(7).step == 7
-    assert ranks_in(chk_dir) == []
-
-
-@pytest.mark.parametrize("keep_s", [0.0, 600.0])
-def test_a_worker_that_may_not_or_has_nothing_to_keep_ends(keep_s: float, start: Start) -> None:
     worker = start(keep_s=keep_s)
-    if not keep_s:
-        worker.commit(7)
-
+    if commits:
+        worker.channel.send(request(7))
+    if last is not None:
+        worker.channel.send(last)
     worker.lose_trainer()
 
     assert worker.wait_ended() == 0
+
+    assert CheckpointStore(chk_dir).steps() == ([7] if commits else [])
+    assert ranks_in(chk_dir) == []
 
 
 # ---- being taken
@@ -277,20 +267,15 @@ def test_a_successor_need_not_wait_for_what_is_in_flight_and_hears_of_its_end(
     assert CheckpointStore(chk_dir).marks()[8].keep
 
 
-def test_what_ended_between_offer_and_take_is_told_all_the_same(
-    writing: LoneWorker, go: Path
-) -> None:
+def test_what_ended_between_offer_and_take_is_told_too(writing: LoneWorker, go: Path) -> None:
     offer = writing.offer()
     go.touch()
     eventually(writing.is_free, "the lock is free")
-
-    adopted = offer.take(stderr_fd=2)
-
-    reply = adopted.channel.receive(timeout_s=120.0)
+    successor = Successor(offer.take(stderr_fd=2))
+    reply = successor.next_reply()
     assert isinstance(reply, p.Committed)
     assert reply.attempt == "attempt8"
-    adopted.channel.close()
-    os.close(adopted.pidfd)
+    successor.close()
 
 
 def test_of_two_runs_only_one_takes_it_and_gets_its_errors(lingering: LoneWorker) -> None:
@@ -309,27 +294,7 @@ def test_of_two_runs_only_one_takes_it_and_gets_its_errors(lingering: LoneWorker
 # ---- its end
 
 
-@pytest.mark.parametrize(
-    "say",
-    [
-        pytest.param(lambda chk_dir: release(chk_dir, 0), id="release"),
-        pytest.param(
-            lambda chk_dir: ask(chk_dir, 0, world=2) is None, id="another number of ranks"
-        ),
-    ],
-)
-def test_it_ends_when_another_run_has_no_use_for_it(
-    say: Callable[[Path], bool], lingering: LoneWorker, chk_dir: Path
-) -> None:
-    assert say(chk_dir)
-    assert lingering.wait_ended() == 0
-    assert ranks_in(chk_dir) == []
-    assert events(chk_dir)[-1] == ("memory_given_up", 7)
-
-
-def test_what_is_still_being_written_is_written_before_it_ends(
-    writing: LoneWorker, go: Path, chk_dir: Path
-) -> None:
+def test_it_ends_after_what_is_being_written(writing: LoneWorker, go: Path, chk_dir: Path) -> None:
     writing.offer().release()
     eventually(lambda: ranks_in(chk_dir) == [], "it has let the memory go")
     go.touch()
@@ -339,37 +304,30 @@ def test_what_is_still_being_written_is_written_before_it_ends(
     assert CheckpointStore(chk_dir).verify(8).step == 8
 
 
-@pytest.mark.parametrize("how", ["remove", "replace", "unlink"])
-def test_it_ends_when_its_directory_or_its_socket_is_gone(
+@pytest.mark.parametrize("how", ["release", "other ranks", "remove", "replace", "unlink"])
+def test_it_ends_when_another_run_has_no_use_for_it_or_its_directory_or_socket_is_gone(
     how: str, lingering: LoneWorker, chk_dir: Path
 ) -> None:
-    if how == "remove":
-        shutil.rmtree(chk_dir)
-    elif how == "unlink":
-        f.socket_path(chk_dir, 0).unlink()
-    else:
-        chk_dir.rename(chk_dir.with_name("moved"))
-        chk_dir.mkdir()
+    match how:
+        case "release":
+            assert release(chk_dir, 0)
+        case "other ranks":
+            assert ask(chk_dir, 0, world=2) is None
+        case "remove":
+            shutil.rmtree(chk_dir)
+        case "unlink":
+            f.socket_path(chk_dir, 0).unlink()
+        case "replace":
+            chk_dir.rename(chk_dir.with_name("moved"))
+            chk_dir.mkdir()
 
     assert lingering.wait_ended() == 0
 
+    if how in ("release", "other ranks"):
+        assert ranks_in(chk_dir) == []
+        assert events(chk_dir)[-1] == ("memory_given_up", 7)
     if how == "replace":
         assert os.listdir(chk_dir) == []
-
-
-def test_the_socket_of_a_killed_worker_is_replaced_by_the_next(
-    lingering: LoneWorker, start: Start, chk_dir: Path
-) -> None:
-    lingering.process.kill()
-    lingering.process.wait()
-    assert ranks_in(chk_dir) == [0]
-    assert ask(chk_dir, 0, world=1) is None
-
-    worker = start()
-    worker.commit(9)
-    worker.lose_trainer()
-
-    assert step_of(worker) == (9, Stage.DURABLE)
 
 
 # ---- whom it answers
@@ -387,55 +345,16 @@ def test_other_ranks_can_read_it_and_nothing_else(lingering: LoneWorker, chk_dir
     assert step_of(lingering) == (7, Stage.DURABLE)
 
 
-def test_what_it_holds_and_for_how_long_is_shown_by_status_watch_ls_and_show(
+def test_what_it_holds_and_for_how_long_is_shown(
     lingering: LoneWorker, chk_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = status(chk_dir, 0)
-    assert found is not None
-    assert (found.pid, found.step, found.stage) == (lingering.process.pid, 7, Stage.DURABLE)
-    assert found.num_bytes > 0
-    assert 0 < found.left_s <= 600
     now = Live(chk_dir).look()
     assert (now.state, now.last_durable_step, now.memory_step) == (State.KILLED, 7, 7)
-    text = plain(now, name="chk")
-    assert "lost by the kill" in text
-    assert re.search(r"in memory +iteration 7, .* held for 10.0 min more", text)
     for command in ("ls", "show"):
         assert main([command, str(chk_dir)]) == 0
         line = capsys.readouterr().out.splitlines()[-1]
         assert line.startswith("rank 0 in memory: step 7 (durable), ")
         assert line.endswith(f" s more (process {lingering.process.pid})")
-
-
-def test_many_ranks_without_trainers_finish_by_themselves_and_each_keeps_its_part(
-    slot: HandMadeSlot, chk_dir: Path, start: Start, tmp_path: Path
-) -> None:
-    gates = [tmp_path / "leader", tmp_path / "member"]
-    leader = start(role=Role(0, 2, (0, 1)), faults=paused_at("commit.mkdir", gates[0]))
-    script = paused_at("parts.join", gates[1])
-    member = LoneWorker(chk_dir, role=Role(1, 2, (0, 1)), faults=script)
-    files = tuple(
-        replace(file, name=file.name.replace(".", ".rank-00001.", 1)) for file in slot.files
-    )
-    try:
-        member.share(HandMadeSlot(slot.fd, slot.memory, files))
-        for worker in (leader, member):
-            own = {"rng": {"of": "this rank"}}
-            worker.channel.send(request(7, world=2, own=own, part_timeout_s=120.0))
-        for worker, gate in ((leader, gates[0]), (member, gates[1])):
-            wait_paused(gate)
-            worker.lose_trainer()
-        for gate in gates:
-            gate.touch()
-        eventually(lambda: CheckpointStore(chk_dir).steps() == [7], "the commit")
-        with eventually(lambda: ask(chk_dir, 1, world=2), "an offer") as offer:
-            (snapshot,) = offer.body.snapshots
-            assert snapshot.manifest.ranks == {1: {"rng": {"of": "this rank"}}}
-            assert snapshot.manifest.objects == {}
-            assert offer.body.role == Role(1, 2, (0, 1))
-        eventually(lambda: ranks_in(chk_dir) == [0, 1], "both sockets")
-    finally:
-        member.close()
 
 
 AS_A_CLIENT = """
@@ -491,42 +410,7 @@ def test_a_client_is_told_why_it_gets_nothing(lingering: LoneWorker, chk_dir: Pa
 # ---- clients that mean ill
 
 
-def talk(chk_dir: Path, pieces: list[tuple[bytes, int]]) -> None:
-    """Send pieces, each with so many descriptors, and leave."""
-    with socket.socket(socket.AF_UNIX) as sock, open("/dev/null", "rb") as null:
-        LocalFileOps(chk_dir).connect_socket(f.socket_path(chk_dir, 0), sock)
-        sock.settimeout(60.0)
-        with contextlib.suppress(OSError):  # it has left us by then
-            for data, num_fds in pieces:
-                socket.send_fds(sock, [data], [null.fileno()] * num_fds)
-
-
-def test_no_client_harms_it_or_keeps_it_from_others(lingering: LoneWorker, chk_dir: Path) -> None:
-    before = lingering.num_fds()
-    whole = f.encode(hello(chk_dir))
-    sound = [whole, f.encode(f.Take()), f.encode(f.Wait()), f.encode(hello(chk_dir, Purpose.FETCH))]
-    pieces = st.one_of(
-        st.sampled_from(sound),
-        st.binary(min_size=1, max_size=60),
-        st.sampled_from(sound).flatmap(lambda s: st.integers(1, len(s)).map(lambda n: s[:n])),
-        st.integers(0, 2**32 - 1).map(lambda length: struct.pack("!I", length) + b"[" * 50),
-    )
-
-    @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    @given(st.lists(st.tuples(pieces, st.sampled_from([0, 0, 1, 2, 3, 200])), max_size=5))
-    def disturb(sent: list[tuple[bytes, int]]) -> None:
-        talk(chk_dir, sent)
-
-    disturb()
-
-    assert step_of(lingering) == (7, Stage.DURABLE)
-    eventually(lambda: lingering.num_fds() <= before, "no descriptor stays open")
-    assert lingering.process.poll() is None
-
-
-def test_clients_that_say_nothing_do_not_keep_others_out(
-    lingering: LoneWorker, chk_dir: Path
-) -> None:
+def test_clients_that_say_nothing_keep_nobody_out(lingering: LoneWorker, chk_dir: Path) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(130):
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))
@@ -535,35 +419,15 @@ def test_clients_that_say_nothing_do_not_keep_others_out(
     eventually(lambda: status(chk_dir, 0), "an answer")
 
 
-def test_take_with_another_process_or_without_an_offer_is_refused(
-    lingering: LoneWorker, chk_dir: Path
-) -> None:
-    other = subprocess.Popen(["sleep", "3600"])
-    pidfd = os.pidfd_open(other.pid)
-    for greets in (True, False):
-        connection = Connection(f.socket_path(chk_dir, 0))
-        if greets:
-            connection.send(hello(chk_dir))
-            assert isinstance(connection.receive(most_fds=99), f.Offered)
-        connection.send(f.Take(), fds=(pidfd, 2))
-        with pytest.raises(HandoverError):
-            connection.receive(most_fds=1)
-        connection.close()
-    other.kill()
-    other.wait()
-    os.close(pidfd)
-    assert step_of(lingering) == (7, Stage.DURABLE)
-
-
 # ---- killed anywhere
 
 
-@pytest.mark.parametrize(
-    "point", ["linger.listen", "linger.offer", "linger.take", "linger.adopted"]
-)
-def test_a_worker_killed_in_a_hand_over_loses_nothing(
-    point: str, start: Start, chk_dir: Path
-) -> None:
+def points_of(side: str) -> list[str]:
+    return [point for point in faults.POINTS_OF_A_HANDOVER if point.startswith(f"{side}.")]
+
+
+@pytest.mark.parametrize("point", points_of("linger"))
+def test_a_kill_in_a_hand_over_loses_nothing(point: str, start: Start, chk_dir: Path) -> None:
     worker = start(faults=f"{point}:kill-self")
     worker.commit(7)
     worker.lose_trainer()
@@ -594,10 +458,8 @@ offer.take(stderr_fd=2)
 """
 
 
-def test_a_client_killed_in_a_hand_over_leaves_the_memory_to_the_next(
-    lingering: LoneWorker, chk_dir: Path
-) -> None:
-    for point in ("handover.ask", "handover.take", "handover.taken"):
+def test_a_killed_client_leaves_all_to_the_next(lingering: LoneWorker, chk_dir: Path) -> None:
+    for point in points_of("handover"):
         done = subprocess.run(
             [sys.executable, "-c", CLIENT, str(chk_dir)],
             env={**os.environ, "CHECKFREQ_FAULT": f"{point}:kill-self"},
@@ -608,98 +470,32 @@ def test_a_client_killed_in_a_hand_over_leaves_the_memory_to_the_next(
         assert step_of(lingering) == (7, Stage.DURABLE)
 
 
-def test_a_stopped_worker_does_not_keep_a_run_from_starting(
-    lingering: LoneWorker, chk_dir: Path
-) -> None:
-    os.kill(lingering.process.pid, signal.SIGSTOP)
-    began_s = time.monotonic()
-    with pytest.raises(HandoverError):
-        connection = Connection(f.socket_path(chk_dir, 0), silence_s=0.2)
-        connection.send(hello(chk_dir))
-        connection.receive(most_fds=0)
-    connection.close()
-    assert time.monotonic() - began_s < 60
-
-
 # ---- in this process, with made-up circumstances
 
 
-def end_of(lingering_here: Lingering) -> Ending | Successor:
-    """How it ends, by itself."""
-    assert lingering_here.listen()
-    return lingering_here.run()
-
-
-@pytest.fixture
-def here(slot: HandMadeSlot, tmp_path: Path) -> Iterator[Callable[..., Lingering]]:
-    slots = Slots()
+@pytest.mark.parametrize("why", [Ending.PRESSURE, Ending.TIME, Ending.SOCKET])
+def test_it_ends_when_memory_is_short_time_is_up_or_a_newer_worker_has_its_place(
+    why: Ending, slot: HandMadeSlot, tmp_path: Path
+) -> None:
+    slots, ticks = Slots(), iter(range(0, 100_000, 1000))
     slots.note(p.SlotMemory(0, len(slot.memory)))
     slots.note(p.SlotLayout(0, slot.files))
     slots.note(request(3))
-    fd = os.dup(slot.fd)
-    slots.map(p.SlotMemory(0, len(slot.memory)), fd)
-    with contextlib.ExitStack() as stack:
-        ours, theirs = map(stack.enter_context, socket.socketpair())
-
-        def make(**changes: object) -> Lingering:
-            pressure = MemoryPressure(1, available=lambda: 1 << 40, files=[])
-            fields = {"until_s": time.monotonic() + 600.0, "pressure": pressure, **changes}
-            return Lingering(tmp_path, slots, Role(), wake_fd=ours.fileno(), **fields)  # type: ignore[arg-type]
-
-        stack.callback(theirs.close)
-        yield make
-    os.close(fd)
-
-
-def test_it_ends_when_memory_is_short(here: Callable[..., Lingering], tmp_path: Path) -> None:
-    pressure = MemoryPressure(1, available=lambda: 0, files=[])
-    assert end_of(here(pressure=pressure)) is Ending.PRESSURE
-    assert ranks_in(tmp_path) == []
-
-
-def test_time_is_told_by_the_clock_that_it_was_given(here: Callable[..., Lingering]) -> None:
-    ticks = iter(range(0, 10_000, 400))
-    lingering = here(until_s=500.0, clock=lambda: float(next(ticks)))
-    assert end_of(lingering) is Ending.TIME
-
-
-def test_where_no_socket_can_be_made_it_does_not_linger(
-    here: Callable[..., Lingering], tmp_path: Path
-) -> None:
-    f.socket_path(tmp_path, 0).mkdir()
-    assert not here().listen()
-
-
-def test_a_newer_worker_of_the_same_rank_takes_the_place(
-    here: Callable[..., Lingering], tmp_path: Path
-) -> None:
-    lingering = here()
-    assert lingering.listen()
-    with socket.socket(socket.AF_UNIX) as newer:
-        LocalFileOps(tmp_path).bind_socket(f.socket_path(tmp_path, 0), newer)
-        assert lingering.run() is Ending.SOCKET
-    assert ranks_in(tmp_path) == [0]
-
-
-def test_an_undisturbed_hand_over_passes_every_fault_point_in_order(
-    start: Start, chk_dir: Path, tmp_path: Path
-) -> None:
-    log = tmp_path / "points"
-    worker = start(fault_log=str(log))
-    worker.commit(7)
-    worker.lose_trainer()
-    eventually(lambda: status(chk_dir, 0), "it lingers")  # so that the client asks once
-    done = subprocess.run(
-        [sys.executable, "-c", CLIENT, str(chk_dir)],
-        env={**os.environ, "CHECKFREQ_FAULT_LOG": str(log)},
-        timeout=120,
-        check=True,
-    )
-    assert done.returncode == 0
-    passed = [point for point in log.read_text().split() if point in faults.POINTS_OF_A_HANDOVER]
-    first = passed[: len(faults.POINTS_OF_A_HANDOVER)]
-    # What the two sides pass at the same time comes in either order.
-    assert sorted(first) == sorted(faults.POINTS_OF_A_HANDOVER)
-    for side in ("linger.", "handover."):
-        expected = [point for point in faults.POINTS_OF_A_HANDOVER if point.startswith(side)]
-        assert [point for point in first if point.startswith(side)] == expected
+    slots.map(p.SlotMemory(0, len(slot.memory)), os.dup(slot.fd))
+    left = 0 if why is Ending.PRESSURE else 1 << 40
+    ours, theirs = socket.socketpair()
+    with ours, theirs, socket.socket(socket.AF_UNIX) as newer:
+        lingering = Lingering(
+            tmp_path,
+            slots,
+            Role(),
+            wake_fd=ours.fileno(),
+            until_s=500.0 if why is Ending.TIME else 1e9,
+            pressure=MemoryPressure(1, available=lambda: left, files=[]),
+            clock=lambda: float(next(ticks)),
+        )
+        assert lingering.listen()
+        if why is Ending.SOCKET:
+            LocalFileOps(tmp_path).bind_socket(f.socket_path(tmp_path, 0), newer)
+        assert lingering.run() is why
+    assert ranks_in(tmp_path) == ([0] if why is Ending.SOCKET else [])

@@ -10,14 +10,12 @@ from pathlib import Path
 import pytest
 
 from checkfreq.config import CFConfig
-from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.report import Mirrored, MirrorReport, State
 from checkfreq.mirror.settings import Mirror
 from checkfreq.persist import protocol as p
 from checkfreq.persist.client import WorkerClient
 from checkfreq.persist.mirrored import MirrorView
 from checkfreq.policy.retention import KeepLast
-from checkfreq.types import Role
 from tests.persist.conftest import HandMadeSlot, request
 
 MIRROR = Mirror("s3://bucket/x")
@@ -75,22 +73,16 @@ def test_the_last_upload_waits_for_the_one_in_progress(view: MirrorView) -> None
     assert view.upload_s == 40.0
 
 
-def test_after_an_upload_the_policy_decides_what_is_removed(view: MirrorView) -> None:
+def test_the_mirrors_own_policy_or_the_runs_decides_what_is_removed(view: MirrorView) -> None:
     there = tuple(Mirrored(step, keep=step == 1) for step in (1, 2, 3, 4))
     assert take(view, State.IDLE, num_uploaded=1, checkpoints=there) == (2,)
     assert take(view, State.IDLE, num_uploaded=1, checkpoints=there) == ()
-
-
-def test_the_mirrors_own_policy_comes_first() -> None:
     mirror = Mirror("s3://bucket/x", retention=KeepLast(1))
     view = MirrorView(mirror, KeepLast(2), record=lambda *a, **k: None)
-    there = tuple(Mirrored(step) for step in (1, 2, 3))
-    assert take(view, State.IDLE, num_uploaded=1, checkpoints=there) == (1, 2)
+    assert take(view, State.IDLE, num_uploaded=1, checkpoints=there) == (2, 3)
 
 
-def test_a_trouble_is_logged_once_and_so_is_its_end(
-    view: MirrorView, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_trouble_and_its_end_are_said(view: MirrorView, caplog: pytest.LogCaptureFixture) -> None:
     for state in (State.FAILING, State.UPLOADING, State.FAILING, State.WAITING, State.FAILING):
         take(view, state, problem="no route", since_s=100.0, uploaded_step=7)
     first, _ = caplog.records
@@ -103,39 +95,7 @@ def test_a_trouble_is_logged_once_and_so_is_its_end(
     assert "after 60 s" in last.getMessage()
 
 
-@pytest.mark.parametrize(
-    ("state", "problem", "text"),
-    [
-        (State.REFUSED, "run two", "it is written by run two"),
-        (State.WAITING, "the claim of run two", "waiting for the claim of run two"),
-        (State.ENDED, "Traceback", "has ended with an error"),
-        (State.IDLE, "step 3 is damaged", "the mirror s3://bucket/x: step 3 is damaged"),
-    ],
-)
-def test_what_keeps_a_mirror_from_its_work_is_said(
-    view: MirrorView, caplog: pytest.LogCaptureFixture, state: State, problem: str, text: str
-) -> None:
-    take(view, state, problem=problem)
-    assert [text in record.getMessage() for record in caplog.records] == [True]
-
-
-@pytest.mark.parametrize(
-    ("state", "how"), [(State.WAITING, "waited for"), (State.REFUSED, "is written by")]
-)
-def test_a_wait_for_another_run_is_said_when_it_is_over_and_is_the_reason_at_the_end(
-    view: MirrorView, caplog: pytest.LogCaptureFixture, state: State, how: str
-) -> None:
-    take(view, state, problem="run two", since_s=100.0)
-    take(view, State.ENDED)
-    view.closed(5)
-    assert f"(newest there: not known): it {how} run two. It is on disk" in caplog.text
-    caplog.clear()
-    take(view, state, problem="run two", since_s=100.0)
-    take(view, State.IDLE, uploaded_step=4)
-    assert "after 60 s of waiting for run two (newest there: 4)" in caplog.records[-1].getMessage()
-
-
-def test_an_end_without_the_last_checkpoint_is_an_error(
+def test_an_end_by_an_error_or_without_the_last_checkpoint_is_said(
     view: MirrorView, caplog: pytest.LogCaptureFixture
 ) -> None:
     take(view, State.ENDED, uploaded_step=4)
@@ -143,13 +103,8 @@ def test_an_end_without_the_last_checkpoint_is_an_error(
     assert caplog.records == []
     view.closed(5)
     assert "step 5 is not in the mirror" in caplog.text
-
-
-def test_without_a_mirror_there_is_nothing_to_say(caplog: pytest.LogCaptureFixture) -> None:
-    view = MirrorView(None, KeepLast(1), record=lambda *a, **k: None)
-    view.closed(5)
-    assert (view.stats(), view.upload_s, view.wait_on_close_s) == ({}, 0.0, 0.0)
-    assert caplog.records == []
+    take(view, State.ENDED, problem="Traceback")
+    assert "has ended with an error" in caplog.text
 
 
 # A real worker.
@@ -164,8 +119,7 @@ def started(tmp_path: Path, slot: HandMadeSlot) -> Iterator[Callable[[Mirror], W
         made.append(client)
         client.start()
         client.wait_opened()
-        client.share_slot(0, fd=slot.fd, num_bytes=len(slot.memory))
-        client.lay_out_slot(0, slot.files)
+        slot.share(client)
         return client
 
     yield start
@@ -204,9 +158,7 @@ def unreachable() -> Mirror:
     return Mirror("s3://bucket/x", options=options)
 
 
-def test_a_step_that_the_mirror_has_not_got_is_not_pruned(
-    started: Callable[[Mirror], WorkerClient],
-) -> None:
+def test_a_step_not_uploaded_is_not_pruned(started: Callable[[Mirror], WorkerClient]) -> None:
     client = started(unreachable())
     for step in (1, 2, 3):
         client.submit(request(step))
@@ -220,21 +172,6 @@ def test_a_step_that_the_mirror_has_not_got_is_not_pruned(
     assert "127.0.0.1:1" in failing.report["problem"]
 
 
-def test_the_worker_of_a_dead_trainer_uploads_what_it_holds(
-    tmp_path: Path, started: Callable[[Mirror], WorkerClient]
-) -> None:
-    mirror = Mirror((tmp_path / "remote").as_uri())
-    client = started(mirror)
-    client.submit(request(7))
-    assert client._channel is not None
-    assert client._process is not None
-    client._channel._socket.shutdown(2)  # as at the trainer's end: nobody reads any more
-    assert client._process.wait(DEADLINE_S)
-    assert client._process.exit_code == 0
-    assert MirrorReader(mirror).steps() == [7]
-    MirrorReader(mirror).verify(7)
-
-
 def test_a_worker_told_to_close_without_time_to_upload_ends_at_once(
     started: Callable[[Mirror], WorkerClient],
 ) -> None:
@@ -242,13 +179,3 @@ def test_a_worker_told_to_close_without_time_to_upload_ends_at_once(
     client.submit(request(1))
     replies(client, committed)
     assert client.close(timeout_s=DEADLINE_S, upload_for_s=0.0)
-
-
-def test_each_directory_of_a_run_has_a_prefix_of_its_own(tmp_path: Path) -> None:
-    config = CFConfig(mirror="s3://bucket/x")
-    whole = WorkerClient(tmp_path, config=config)
-    part = WorkerClient(tmp_path, config=config, role=Role(2, 4, (2, 3)))
-    member = WorkerClient(tmp_path, config=config, role=Role(3, 4, (2, 3)))
-    assert whole.mirror == MIRROR
-    assert part.mirror == Mirror("s3://bucket/x/node-2")
-    assert member.mirror is None

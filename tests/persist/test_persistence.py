@@ -11,14 +11,14 @@ import pytest
 
 from checkfreq.config import CFConfig
 from checkfreq.errors import CorruptCheckpointError
-from checkfreq.persist import protocol as p
 from checkfreq.persist.attempts import Attempt, Marks
 from checkfreq.persist.persistence import Persistence
 from checkfreq.policy.lifecycle import AttemptState
 from checkfreq.policy.retention import KeepLast
 from checkfreq.snapshot.arena import Slot
 from checkfreq.types import PAGE_BYTES, Role
-from tests.persist.group import OLD_STEP, Group, fill_slot, group_in, own_of, role_of
+from tests.persist.conftest import HandMadeSlot
+from tests.persist.group import OLD_STEP, Group, files_of, group_in, own_of, role_of
 
 NODE_LOCAL = Role(0, 2, (0,))
 
@@ -41,8 +41,10 @@ class Rank:
         )
         self.persistence.start()
         self.on_exit.callback(self.persistence._client.kill)
-        memory, _ = fill_slot(self.persistence._client, role.rank, on_exit=self.on_exit)
-        self.slot = Slot(0, -1, len(memory), memory, 0, PAGE_BYTES)
+        filled = HandMadeSlot(files_of(role.rank))
+        self.on_exit.callback(filled.close)
+        filled.share(self.persistence._client)
+        self.slot = Slot(0, -1, len(filled.memory), filled.memory, 0, PAGE_BYTES)
         self.persistence.open()
 
     def hand_over(self, step: int, marks: Marks | None = None, *, id: str = "") -> Attempt:
@@ -89,21 +91,6 @@ def open_rank(group: Group) -> Iterator[Open]:
         yield open_rank
 
 
-def test_a_members_part_is_written_but_not_durable_until_the_ranks_agree(
-    group: Group, open_rank: Open
-) -> None:
-    leader, member = open_rank(role_of(0, 2)), open_rank(role_of(1, 2))
-    attempts = [rank.hand_over(2) for rank in (leader, member)]
-
-    states = [rank.finish(at) for rank, at in zip((leader, member), attempts, strict=True)]
-
-    assert states == [AttemptState.COMMITTED] * 2
-    books = [rank.persistence._book for rank in (leader, member)]
-    assert [book.last_written_step for book in books] == [2, 2]
-    assert [book.last_durable_step for book in books] == [2, None]
-    group.verify(2)
-
-
 def test_a_member_writes_no_events_marks_or_removals(group: Group, open_rank: Open) -> None:
     leader, member = open_rank(role_of(0, 2)), open_rank(role_of(1, 2), num_kept=1)
     attempt = leader.hand_over(2)
@@ -124,24 +111,7 @@ def test_a_member_writes_no_events_marks_or_removals(group: Group, open_rank: Op
     assert (group.chk_dir / "events.jsonl").read_text().count('"committed"') == 1
 
 
-def test_retention_removes_only_what_is_older_than_the_confirmed_step(
-    group: Group, open_rank: Open
-) -> None:
-    rank = open_rank(NODE_LOCAL, num_kept=1)
-    rank.persistence.confirm(OLD_STEP)
-    for step in (2, 3, 4):
-        rank.save(step)
-    rank.wait_for_steps(1, 2, 3, 4)
-
-    rank.persistence.confirm(3)
-
-    rank.wait_for_steps(3, 4)
-    assert rank.persistence._store.verify(4).ranks == {0: own_of(0, 2)}
-
-
-def test_a_leader_that_waits_for_parts_does_not_count_as_stuck(
-    group: Group, open_rank: Open
-) -> None:
+def test_a_leader_that_waits_for_parts_is_not_stuck(group: Group, open_rank: Open) -> None:
     patient = CFConfig(persist_timeout_s=0.0, rank_timeout_s=20.0)
     leader, member = open_rank(role_of(0, 2), config=patient), open_rank(role_of(1, 2))
     attempt = leader.hand_over(2)
@@ -155,52 +125,25 @@ def test_a_leader_that_waits_for_parts_does_not_count_as_stuck(
     assert leader.persistence._num_replaced == 0
 
 
-def test_a_leaders_replacement_is_told_of_attempts_that_only_others_handed_over(
-    group: Group, open_rank: Open
+@pytest.mark.parametrize(
+    ("roles", "kept"),
+    [([NODE_LOCAL], "retake"), ([role_of(0, 2), role_of(1, 2)], "a2")],
+    ids=["a directory for each rank", "one of all"],
+)
+def test_a_step_that_is_taken_again_replaces_the_one_here_only_if_others_have_theirs(
+    roles: list[Role], kept: str, group: Group, open_rank: Open
 ) -> None:
-    leader, member = open_rank(role_of(0, 2)), open_rank(role_of(1, 2))
-    copying = Attempt(2, leader.slot, "periodic", Marks(), time.perf_counter(), id="a2")
-    leader.persistence._book.add(copying)
-    member.save(2)
-    worker = leader.persistence._client._process
-    assert worker is not None
-    worker.kill()
-    worker.wait(120.0)
-    assert leader.persistence.wait_until(
-        lambda: leader.persistence._num_replaced == 1, timeout_s=120.0
-    )
-    assert copying.copied(None)
-    leader.persistence.hand_over(copying, {"model": {"kind": "module"}}, own_of(0, 2))
-    assert leader.finish(copying) is AttemptState.COMMITTED
-    group.verify(2)
-
-
-def test_a_step_that_is_retaken_after_another_directory_failed_replaces_the_one_here(
-    group: Group, open_rank: Open
-) -> None:
-    rank = open_rank(NODE_LOCAL)
-    rank.save(2)
-    again = rank.hand_over(2, id="retake")
-    assert rank.finish(again) is AttemptState.COMMITTED
-    assert group.store.verify(2).attempt == "retake"
-    assert rank.persistence._book.last_durable_step == 2
-    assert (group.chk_dir / "superseded" / "step-00000002").is_dir()
-
-
-def test_a_step_taken_again_in_a_directory_of_all_ranks_is_kept(
-    group: Group, open_rank: Open
-) -> None:
-    leader, member = open_rank(role_of(0, 2)), open_rank(role_of(1, 2))
+    ranks = [open_rank(role) for role in roles]
     for name in ("a2", "retake"):
-        attempts = [rank.hand_over(2, id=name) for rank in (leader, member)]
-        for rank, attempt in zip((leader, member), attempts, strict=True):
+        attempts = [rank.hand_over(2, id=name) for rank in ranks]
+        for rank, attempt in zip(ranks, attempts, strict=True):
             assert rank.finish(attempt) is AttemptState.COMMITTED
-    assert group.store.verify(2).attempt == "a2"
+    assert group.store.verify(2).attempt == kept
+    assert ranks[0].persistence._book.last_durable_step == 2
+    assert (group.chk_dir / "superseded" / "step-00000002").is_dir() is (kept == "retake")
 
 
-def test_a_members_failed_snapshot_is_told_to_the_leader_which_waits_no_longer(
-    group: Group, open_rank: Open
-) -> None:
+def test_a_members_failed_snapshot_ends_the_leaders_wait(group: Group, open_rank: Open) -> None:
     leader, member = open_rank(role_of(0, 2)), open_rank(role_of(1, 2))
     void = Attempt(2, member.slot, "periodic", Marks(), time.perf_counter(), id="a2")
     member.persistence._book.add(void)
@@ -215,41 +158,7 @@ def test_a_members_failed_snapshot_is_told_to_the_leader_which_waits_no_longer(
     assert not group.pending
 
 
-def test_a_members_part_with_which_two_workers_died_is_told_to_the_leader(
-    group: Group, open_rank: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leader = open_rank(role_of(0, 2))
-    monkeypatch.setenv("CHECKFREQ_FAULT", "parts.join:kill-self")
-    member = open_rank(role_of(1, 2))
-    lost = member.hand_over(2)
-    assert member.finish(lost) is AttemptState.FAILED
-
-    attempt = leader.hand_over(2)
-
-    assert leader.finish(attempt) is AttemptState.FAILED
-    assert "rank 1 wrote no part: the persist worker for" in str(attempt.error)
-    member.persistence._client.kill()
-    monkeypatch.delenv("CHECKFREQ_FAULT")
-
-
-def test_a_part_with_which_two_workers_died_after_it_was_there_is_committed(
-    group: Group, open_rank: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    leader = open_rank(role_of(0, 2))
-    monkeypatch.setenv("CHECKFREQ_FAULT", "worker.reply:kill-self")
-    member = open_rank(role_of(1, 2))
-    lost = member.hand_over(2)
-    assert member.finish(lost) is AttemptState.FAILED
-    assert leader.finish(leader.hand_over(2)) is AttemptState.COMMITTED
-    client = member.persistence._client
-    assert member.persistence.wait_until(
-        lambda: not client.has_unanswered_requests, timeout_s=120.0
-    )
-    group.verify(2)
-    assert not group.pending
-
-
-def test_nothing_is_removed_for_a_step_confirmed_before_the_run_went_back(
+def test_a_step_confirmed_before_the_run_went_back_counts_no_more(
     group: Group, open_rank: Open
 ) -> None:
     rank = open_rank(NODE_LOCAL, num_kept=1)
@@ -263,24 +172,3 @@ def test_nothing_is_removed_for_a_step_confirmed_before_the_run_went_back(
     rank.save(4)
 
     rank.wait_for_steps(3, 4)
-
-
-def test_a_removal_that_is_not_answered_yet_is_not_asked_for_again(
-    open_rank: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = tmp_path / "gate"
-    monkeypatch.setenv("CHECKFREQ_FAULT", f"prune.remove:pause-{gate}")
-    rank = open_rank(NODE_LOCAL, num_kept=1)
-    for step in (2, 3):
-        rank.save(step)
-
-    for step in (2, 2, 3, 3):
-        rank.persistence.confirm(step)
-
-    assert [
-        asked.steps for asked in rank.persistence._client._asked if isinstance(asked, p.Prune)
-    ] == [(OLD_STEP,), (2,)]
-    assert rank.persistence._catalog._confirmed_step == 3
-    gate.touch()
-    rank.wait_for_steps(3)
-    assert not rank.persistence._catalog._prunes

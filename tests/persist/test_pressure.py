@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 from pathlib import Path
 
 from checkfreq.persist.pressure import MemoryPressure, first_to_go, pressure_files
@@ -19,15 +18,6 @@ def test_memory_is_short_below_a_sixteenth_of_what_is_held() -> None:
     assert not pressure.is_short()
 
 
-def test_a_small_snapshot_is_given_up_below_a_fixed_margin() -> None:
-    assert MemoryPressure(1, available=lambda: 127 * MIB, files=[]).is_short()
-    assert not MemoryPressure(1, available=lambda: 129 * MIB, files=[]).is_short()
-
-
-def test_where_nothing_is_known_nothing_is_short() -> None:
-    assert not MemoryPressure(1 << 40, available=lambda: None, files=[]).is_short()
-
-
 def test_a_pressure_file_is_told_what_to_watch_for(tmp_path: Path) -> None:
     file = tmp_path / "memory.pressure"
     file.write_bytes(b"")
@@ -38,10 +28,6 @@ def test_a_pressure_file_is_told_what_to_watch_for(tmp_path: Path) -> None:
     assert pressure.filenos() == ()
 
 
-def test_a_pressure_file_that_refuses_is_not_watched() -> None:
-    assert MemoryPressure(1, files=[Path("/proc/self/status")]).filenos() == ()
-
-
 def test_the_files_are_those_of_the_machine_and_of_the_own_group(tmp_path: Path) -> None:
     (tmp_path / "cgroup").write_text("1:memory:/old\n0::/jobs/one\n")
     assert pressure_files(tmp_path / "cgroup") == [
@@ -49,15 +35,6 @@ def test_the_files_are_those_of_the_machine_and_of_the_own_group(tmp_path: Path)
         Path("/sys/fs/cgroup/jobs/one/memory.pressure"),
     ]
     assert pressure_files(tmp_path / "missing") == [Path("/proc/pressure/memory")]
-
-
-def test_the_kernels_own_files_can_be_polled() -> None:
-    pressure = MemoryPressure(1)
-    poll = select.poll()
-    for fd in pressure.filenos():
-        poll.register(fd, select.POLLPRI)
-    poll.poll(0)
-    pressure.close()
 
 
 def test_the_kernel_is_asked_to_end_this_process_first_and_no_longer(tmp_path: Path) -> None:

@@ -9,10 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from checkfreq.config import CFConfig
-from checkfreq.errors import ConfigError, WorkerDiedError
 from checkfreq.persist import protocol as p
 from checkfreq.persist.client import WorkerClient
 from checkfreq.persist.outlived import OUTLIVED
@@ -39,40 +36,6 @@ def test_a_snapshot_becomes_a_checkpoint_that_verifies(
     for file in slot.files:
         written = (store.path(7) / file.name).read_bytes()
         assert written == slot.memory[file.slot_offset : file.slot_offset + file.num_bytes]
-
-
-def test_requests_are_carried_out_in_order(client: WorkerClient, tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        client.submit(request(step))
-    client.ask(p.Prune((1, 2)))
-
-    replies = [next_reply(client) for _ in range(4)]
-
-    assert [reply.step for reply in replies if isinstance(reply, p.Committed)] == [1, 2, 3]
-    assert replies[-1] == p.Done("Prune", (1, 2))
-    assert CheckpointStore(tmp_path / "chk").steps() == [3]
-
-
-def test_a_failed_persist_brings_the_workers_traceback_and_leaves_nothing_behind(
-    client: WorkerClient, tmp_path: Path
-) -> None:
-    client.lay_out_slot(0, ())
-    client.submit(request(5, slot=9))
-
-    reply = next_reply(client)
-
-    assert isinstance(reply, p.Failed)
-    assert "KeyError" in reply.child_traceback
-    assert not [name for name in os.listdir(tmp_path / "chk") if name.startswith(".tmp")]
-
-
-def test_a_killed_worker_is_reported_with_how_it_died(client: WorkerClient) -> None:
-    assert client._process is not None
-    os.kill(client._process.pid, signal.SIGKILL)
-    client.submit(request(3))
-
-    with pytest.raises(WorkerDiedError, match="killed by SIGKILL while it held step 3"):
-        next_reply(client)
 
 
 def test_maintenance_asked_of_a_dead_worker_is_asked_of_its_replacement(
@@ -103,26 +66,13 @@ def test_a_replacement_is_not_told_of_slots_that_were_freed(
     client.share_slot(1, fd=gone, num_bytes=4096)
     client.forget_slots()
     os.close(gone)
-    client.share_slot(0, fd=slot.fd, num_bytes=len(slot.memory))
-    client.lay_out_slot(0, slot.files)
+    slot.share(client)
 
     client.replace()
     client.submit(request(5))
 
     assert isinstance(next_reply(client), p.Opened)
     assert isinstance(next_reply(client), p.Committed)
-
-
-def test_a_second_run_on_the_same_directory_is_refused_and_the_holder_is_named(
-    client: WorkerClient, tmp_path: Path
-) -> None:
-    other = WorkerClient(tmp_path / "chk", config=CFConfig(takeover_s=0.2))
-    other.start()
-    try:
-        with pytest.raises(ConfigError, match=f"training process {os.getpid()}"):
-            other.wait_opened()
-    finally:
-        other.kill()
 
 
 def test_the_worker_outlives_signals_to_every_process_of_a_job(client: WorkerClient) -> None:
@@ -148,14 +98,6 @@ def test_the_worker_outlives_signals_that_come_before_it_is_up(tmp_path: Path) -
         client.kill()
 
 
-def test_closing_finishes_what_was_asked_before(client: WorkerClient, tmp_path: Path) -> None:
-    client.submit(request(8))
-
-    assert client.close(timeout_s=120.0)
-
-    assert CheckpointStore(tmp_path / "chk").steps() == [8]
-
-
 def test_the_worker_imports_only_what_every_worker_needs() -> None:
     # The last three are a third of its start: imported once there is a mirror, or somebody to ask
     # for the end. Python 3.10's own platform imports subprocess.
@@ -168,27 +110,3 @@ def test_the_worker_imports_only_what_every_worker_needs() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "set()"
-
-
-def test_a_replacement_starts_an_interrupted_persist_again(
-    tmp_path: Path, slot: HandMadeSlot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    handle = WorkerClient(tmp_path / "chk", config=CFConfig())
-    monkeypatch.setenv("CHECKFREQ_FAULT", "commit.write_manifest:kill-self")
-    handle.start()
-    monkeypatch.delenv("CHECKFREQ_FAULT")
-    try:
-        handle.wait_opened()
-        handle.share_slot(0, fd=slot.fd, num_bytes=len(slot.memory))
-        handle.lay_out_slot(0, slot.files)
-        handle.submit(request(3))
-        assert handle._process is not None
-        handle._process.wait(120.0)
-
-        handle.replace()
-
-        assert isinstance(next_reply(handle), p.Opened)
-        assert isinstance(next_reply(handle), p.Committed)
-    finally:
-        handle.kill()
-    assert CheckpointStore(tmp_path / "chk").verify(3).step == 3

@@ -16,30 +16,18 @@ from tests.persist.conftest import PAGE, HandMadeSlot, file_image, round_up
 class Payload:
     """Bytes in memory, in place of a file."""
 
-    def __init__(self, *, fail_at: int | None = None, direct: bool = True) -> None:
-        self.direct = direct
+    direct = True
+
+    def __init__(self) -> None:
         self.data = bytearray()
         self.num_writes = 0
-        self._fail_at = fail_at
         self._lock = threading.Lock()
 
     def pwrite(self, view: memoryview, offset: int) -> None:
         with self._lock:
             self.num_writes += 1
-            if self._fail_at == offset:
-                raise OSError(28, "No space left on device")
             self.data.extend(bytes(max(0, offset + len(view) - len(self.data))))
             self.data[offset : offset + len(view)] = view
-
-
-class Clock:
-    """A clock that advances only when told to."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def a_copy_of(slot: HandMadeSlot) -> memoryview:
@@ -54,9 +42,7 @@ def writer() -> Iterator[SnapshotWriter]:
     made._pool.shutdown()
 
 
-def test_the_slots_bytes_are_the_files_bytes_and_digested(
-    writer: SnapshotWriter, slot: HandMadeSlot
-) -> None:
+def test_all_bytes_are_written_and_digested(writer: SnapshotWriter, slot: HandMadeSlot) -> None:
     payloads = [Payload() for _ in slot.files]
     with memoryview(slot.memory) as view:
         result = writer.write(slot.files, view, payloads)
@@ -91,12 +77,6 @@ def test_each_piece_of_a_tensor_is_digested(writer: SnapshotWriter) -> None:
         assert len(pieces) == count
 
 
-def test_one_buffered_payload_means_not_direct(writer: SnapshotWriter, slot: HandMadeSlot) -> None:
-    with memoryview(slot.memory) as view:
-        result = writer.write(slot.files, view, [Payload(), Payload(direct=False)])
-    assert not result.direct
-
-
 def test_a_failure_stops_threads_that_wait_for_their_turn(slot: HandMadeSlot) -> None:
     entered, failed = threading.Event(), threading.Event()
 
@@ -122,62 +102,31 @@ def test_a_failure_stops_threads_that_wait_for_their_turn(slot: HandMadeSlot) ->
     assert slow.num_writes == before
 
 
-def test_the_writer_works_on_after_a_failure(writer: SnapshotWriter, slot: HandMadeSlot) -> None:
-    view = a_copy_of(slot)
-    with pytest.raises(OSError, match="No space"):
-        writer.write(slot.files, view, [Payload(fail_at=0), Payload()])
-    payloads = [Payload(), Payload()]
-    writer.write(slot.files, view, payloads)
-    first = slot.files[0]
-    assert payloads[0].data[: first.num_bytes] == slot.memory[: first.num_bytes]
-
-
 # ---- the rate
 
 
-class RecordingLimiter(RateLimiter):
-    """Records how long each caller would have waited."""
+class Lifted(threading.Event):
+    """Notes how long each caller would have waited."""
 
-    def __init__(self, rate: int | None, clock: Clock) -> None:
-        super().__init__(rate, clock=clock)
+    def __init__(self) -> None:
+        super().__init__()
         self.waits: list[float] = []
-        self._lifted = self  # type: ignore[assignment]
-        self.is_lifted = False
 
-    def wait(self, seconds: float) -> None:
-        self.waits.append(seconds)
-
-    def is_set(self) -> bool:
-        return self.is_lifted
-
-    def set(self) -> None:
-        self.is_lifted = True
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout or 0.0)
+        return False
 
 
-def test_bytes_are_spaced_to_stay_under_the_limit() -> None:
-    clock = Clock()
-    limiter = RecordingLimiter(100, clock)
-    for _ in range(3):
+def test_bytes_are_spaced_and_idle_time_does_not_allow_a_burst_later() -> None:
+    now_s, lifted = [0.0], Lifted()
+    limiter = RateLimiter(100, clock=lambda: now_s[0])
+    limiter._lifted = lifted
+    for now_s[0] in (0.0, 10.0, 10.0, 10.0):
         limiter.wait_for(50)
-    assert limiter.waits == [0.0, 0.5, 1.0]
-
-
-def test_idle_time_does_not_allow_a_burst_later() -> None:
-    clock = Clock()
-    limiter = RecordingLimiter(100, clock)
-    limiter.wait_for(50)
-    clock.now_s = 10.0
-    limiter.wait_for(50)
-    limiter.wait_for(50)
-    assert limiter.waits == [0.0, 0.0, 0.5]
-
-
-def test_no_limit_and_a_lifted_one_never_wait() -> None:
-    lifted = RecordingLimiter(1, Clock())
-    lifted.lift()
-    for limiter in (lifted, RecordingLimiter(None, Clock())):
-        limiter.wait_for(1 << 40)
-        assert limiter.waits == []
+    assert lifted.waits == [0.0, 0.0, 0.5, 1.0]
+    limiter.lift()
+    limiter.wait_for(1 << 40)
+    assert len(lifted.waits) == 4
 
 
 def test_lifting_the_limit_wakes_waiting_threads() -> None:

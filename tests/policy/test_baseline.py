@@ -59,24 +59,6 @@ class TestATimeThatIsOld:
         clean(refresh, costs, *num_clean * [1.0])
         assert refresh.must_pause() is pauses
 
-    def test_only_the_newest_of_the_iterations_before_it_still_count(self) -> None:
-        costs = known(*[2.0] * 40, *[1.0] * 24)
-        refresh = BaselineRefresh(costs)
-        touched(refresh, TOO_MANY)
-        assert refresh.must_pause()
-        clean(refresh, costs, 1.0)
-        assert costs.iteration_s == pytest.approx(1.0)
-
-    def test_each_of_its_iterations_counts_at_once(self) -> None:
-        costs = known(*[1.0] * 30)
-        refresh = BaselineRefresh(costs)
-        clean(refresh, costs, 1.2)
-        assert costs.iteration_s == 1.0  # otherwise only after every few
-        touched(refresh, TOO_MANY)
-        assert refresh.must_pause()
-        clean(refresh, costs, 1.2)
-        assert costs.iteration_s == pytest.approx((23 * 1.0 + 2 * 1.2) / 25)
-
 
 class TestATimeThatHasChanged:
     @pytest.mark.parametrize(
@@ -93,14 +75,6 @@ class TestATimeThatHasChanged:
         assert refresh.is_pausing is is_wrong
         clean(refresh, costs, 1.0)
         assert not refresh.is_pausing
-
-    def test_it_is_compared_with_the_short_ones_where_iterations_vary(self) -> None:
-        refresh = BaselineRefresh(known(*[0.8, 1.2] * 20))
-        assert not refresh.is_contradicted_by(charge(0.75))  # T is 1.0, but 0.8 is no surprise
-        assert refresh.is_contradicted_by(charge(0.7))
-
-    def test_nothing_contradicts_a_time_that_is_not_known(self) -> None:
-        assert not BaselineRefresh(RunCosts()).is_contradicted_by(charge(0.1))
 
 
 class TestATimeThatIsTooLong:
@@ -121,17 +95,3 @@ class TestATimeThatIsTooLong:
         found = [refresh.is_contradicted_by(charge(1.0, slowdown_s=each)) for each in slowdowns_s]
         assert found == [*[False] * (len(found) - 1), is_wrong]
         assert refresh.is_pausing is is_wrong
-
-    def test_what_is_known_of_it_is_forgotten_but_for_one_iteration(self) -> None:
-        costs = known(*[1.0] * 20)
-        refresh = BaselineRefresh(costs)
-        for _ in range(20):
-            refresh.is_contradicted_by(charge(0.95, slowdown_s=-0.05))
-        clean(refresh, costs, 0.9)
-        assert costs.iteration_s == pytest.approx((1.0 + 0.9) / 2)
-
-    def test_twenty_others_are_judged_after_them(self) -> None:
-        refresh = BaselineRefresh(known(*[1.0] * 20))
-        slowdowns_s = [0.0] * 20 + [-0.02] * 20
-        found = [refresh.is_contradicted_by(charge(1.0, slowdown_s=each)) for each in slowdowns_s]
-        assert found.index(True) == 39

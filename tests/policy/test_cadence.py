@@ -29,18 +29,6 @@ def test_zero_means_at_epoch_boundaries_only() -> None:
     assert due_steps(0, epoch_every=4) == [4, 8, 12]
 
 
-def test_zero_is_not_due_at_a_boundary_already_written() -> None:
-    cadence = ManualCadence(0)
-    assert not cadence.is_due(step=4, last_step=4, epoch_boundary=True)
-
-
-def test_a_missed_multiple_stays_due_until_made_up_for() -> None:
-    cadence = ManualCadence(5)
-    for step in (5, 6, 9):
-        assert cadence.is_due(step=step, last_step=4, epoch_boundary=False)
-    assert not cadence.is_due(step=9, last_step=7, epoch_boundary=False)
-
-
 @given(interval=st.integers(1, 50), last=st.integers(0, 200), gap=st.integers(1, 200))
 def test_due_exactly_if_a_multiple_was_passed(interval: int, last: int, gap: int) -> None:
     passed = any(step % interval == 0 for step in range(last + 1, last + gap + 1))

@@ -22,10 +22,6 @@ def test_what_was_found_is_held_until_the_agent_must_have_it() -> None:
     assert held_back({1: 60.0, 2: 60.0, 3: 60.0, 4: 56.0}, found=found, within_s=60.0) == {3, 4}
 
 
-def test_nothing_is_held_where_nothing_is() -> None:
-    assert held_back({}, found=(), within_s=60.0) == set()
-
-
 @given(
     st.lists(st.integers(1, 50), min_size=1, max_size=60),
     st.integers(1, 4),

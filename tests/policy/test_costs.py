@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
-from statistics import stdev
 
 import pytest
 
@@ -36,14 +34,6 @@ def measured(
     return costs
 
 
-def test_nothing_is_known_at_first() -> None:
-    costs = RunCosts(None)
-    assert costs.iteration_s is costs.short_iteration_s is costs.durable_s is costs.cost is None
-    assert (costs.copy_s, costs.num_clean) == (0.0, 0)
-    assert costs.profile(HOST) is None
-    assert costs.check_cached() is None
-
-
 @pytest.mark.parametrize(("num_clean", "num_checkpoints"), [(1, 1), (10, 0)])
 def test_a_profile_needs_two_iterations_and_a_checkpoint(
     num_clean: int, num_checkpoints: int
@@ -63,24 +53,6 @@ def test_a_profile_is_what_was_measured() -> None:
         cost_upper_s=0.5 + 1.645 * 0.25,
         state_bytes=2000,
     )
-
-
-def test_a_cost_is_never_taken_for_less_than_training_was_held() -> None:
-    costs = measured()
-    costs.add_cost(-0.3, stall_s=0.2)
-    profile = costs.profile(HOST)
-    assert profile is not None
-    assert profile.cost_s == profile.cost_upper_s == 0.2
-
-
-def test_the_last_estimate_serves_after_costs_were_forgotten() -> None:
-    costs = measured(num_checkpoints=3)
-    before = costs.profile(HOST)
-    costs.forget_costs()
-    assert costs.profile(HOST) == before
-    costs.add_cost(4.0, stall_s=0.0)
-    assert costs.cost is not None
-    assert costs.cost.mean == 4.0
 
 
 def test_a_cached_profile_stands_in_for_all_that_is_unknown() -> None:
@@ -107,16 +79,6 @@ def test_one_cost_shows_that_a_cached_one_was_too_high_but_not_that_it_was_too_l
     assert (costs.check_cached() is None) == is_kept
 
 
-def test_one_cost_that_noise_may_have_made_low_does_not_condemn_a_cached_one() -> None:
-    costs = RunCosts(CACHED)
-    for at in range(64):
-        costs.add_clean(Iteration(0.0, 0.7 if at % 2 else 1.3))
-    costs.update_time()
-    costs.add_durable(MEASURED)
-    costs.add_cost(0.1, stall_s=0.0, num_touched=2.0)
-    assert costs.check_cached() is None
-
-
 def test_a_cached_cost_of_another_place_says_nothing_once_there_is_one_of_this() -> None:
     costs = measured(replace(CACHED, place=SnapshotPlace.DEVICE), num_checkpoints=1, cost_s=0.9)
     assert cost_s(costs) == 0.9
@@ -133,50 +95,6 @@ def test_two_costs_that_are_noise_do_not_condemn_a_cached_profile_but_more_do() 
     for found_s in (1.4, 1.5, 1.3, 1.4):
         costs.add_cost(found_s, stall_s=0.0)
     assert costs.check_cached() == "cost_s is 1.33 here and 0.5 in the cached profile"
-
-
-def test_a_cached_cost_counts_again_where_costs_of_another_place_were_forgotten() -> None:
-    costs = measured(replace(CACHED, place=SnapshotPlace.DEVICE), num_checkpoints=8, cost_s=0.9)
-    costs.forget_costs()
-    profile = costs.profile(SnapshotPlace.DEVICE)
-    assert profile is not None
-    assert profile.cost_s == CACHED.cost_s
-
-
-def noisy(costs: RunCosts, *, pairs: int, clean: int = 8, cost_s: float = 0.5) -> Profile:
-    """So many checkpoints with ``clean`` noisy iterations in front of each."""
-    for _ in range(pairs):
-        for end_s in (0.9, 1.1) * (clean // 2):
-            costs.add_clean(Iteration(0, end_s))
-        costs.update_time()
-        costs.add_cost(cost_s, stall_s=0.0, num_touched=4.0)
-    profile = costs.profile(HOST)
-    assert profile is not None
-    return profile
-
-
-def test_unpaired_the_error_of_the_iteration_time_is_in_all_costs_alike() -> None:
-    costs = RunCosts(paired=False)
-    errors = [noisy(costs, pairs=1, clean=16).cost_error_s]
-    for _ in range(20):
-        costs.add_cost(0.5, stall_s=0.0, num_touched=4.0)
-    profile = costs.profile(HOST)
-    assert profile is not None
-    time_error_s = stdev([0.9, 1.1] * 8) / 4
-    assert [*errors, profile.cost_error_s] == [pytest.approx(4 * time_error_s)] * 2
-
-
-def test_the_error_falls_with_pairs_and_with_what_they_were_compared_with() -> None:
-    few = noisy(RunCosts(), pairs=50).cost_error_s
-    assert noisy(RunCosts(), pairs=200).cost_error_s == pytest.approx(few / 2, rel=0.1)
-    assert noisy(RunCosts(), pairs=50, clean=32).cost_error_s < 0.7 * few
-
-
-def test_what_noise_hides_is_taken_for_what_is_believed_until_there_is_more() -> None:
-    """Of four iterations of a second 2 % are believed: 0.08 s."""
-    assert 0.08 < noisy(RunCosts(), pairs=1, cost_s=3.0).cost_s < 1.0
-    assert noisy(RunCosts(), pairs=500, cost_s=3.0).cost_s > 2.8
-    assert cost_s(measured(num_checkpoints=1, cost_s=3.0)) == 3.0  # there is no noise
 
 
 def cost_s(costs: RunCosts) -> float:
@@ -208,18 +126,3 @@ def test_a_cached_cost_is_compared_with_what_training_was_held_for_if_that_is_mo
     for _ in range(2):
         fits.add_cost(0.0, stall_s=0.45)
     assert fits.check_cached() is None
-
-
-@pytest.mark.parametrize(("num_clean", "num_told"), [(2, 2), (32, 8)])
-def test_the_first_cost_is_as_uncertain_as_the_few_iterations_it_was_compared_with(
-    num_clean: int, num_told: int
-) -> None:
-    costs = RunCosts()
-    for at in range(num_clean):
-        costs.add_clean(Iteration(0.0, 1.0 + 0.001 * (at % 2)))
-    spread_s = costs.spread_s() if costs.iteration_s else 0.0
-    costs.add_cost(2.0, stall_s=0.0, num_touched=1000.0)
-    profile = costs.profile(HOST)
-    assert profile is not None
-    shared_s = 1000 * spread_s / math.sqrt(num_told)
-    assert profile.cost_error_s == pytest.approx(shared_s, rel=0.05)

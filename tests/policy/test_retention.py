@@ -26,19 +26,6 @@ def infos(*steps: int, pinned: tuple[int, ...] = ()) -> list[CheckpointInfo]:
     return [CheckpointInfo(step, keep=step in pinned) for step in steps]
 
 
-@pytest.mark.parametrize(
-    ("num_kept", "there", "gone"),
-    [
-        (3, (1, 2, 3), []),
-        (3, (1, 2, 3, 4, 5), [1, 2]),
-    ],
-)
-def test_all_but_the_newest_are_removed(
-    num_kept: int, there: tuple[int, ...], gone: list[int]
-) -> None:
-    assert KeepLast(num_kept).to_remove(infos(*there)) == gone
-
-
 def test_pinned_ones_stay_and_do_not_count() -> None:
     assert KeepLast(2).to_remove(infos(1, 2, 3, 4, 5, pinned=(1, 4))) == [2]
 
@@ -129,23 +116,7 @@ def test_the_ends_of_epochs_stay() -> None:
     assert kept(KeepEpochs(), infos(1, 2)) == [2]
 
 
-@pytest.mark.parametrize(
-    ("policy", "wants"),
-    [
-        (KeepEpochs(1), True),
-        (KeepLast(2) | KeepEpochs(), True),
-        ((KeepEpochs() | KeepLast(1)).within(100).within_disk(), True),
-        (DEFAULT_RETENTION, False),
-    ],
-)
-def test_only_a_policy_that_keeps_epochs_wants_their_ends(policy: Retention, wants: bool) -> None:
-    assert policy.wants_epoch_ends() is wants
-
-
-def test_policies_keep_together_what_any_of_them_keeps() -> None:
-    there = made(0.0, 0.1, 1.0, 1.1, 1.2)
-    assert kept(KeepLast(2) | KeepEvery(hours=1), there) == [1, 3, 4, 5]
-    assert KeepLast(1) | KeepLast(2) | KeepLast(3) == AnyOf((KeepLast(1), KeepLast(2), KeepLast(3)))
+def test_a_policy_is_joined_with_policies_alone() -> None:
     with pytest.raises(TypeError):
         KeepLast(1) | 3  # type: ignore[operator]
 
@@ -171,10 +142,13 @@ def test_pinned_ones_take_room_in_a_budget_and_are_never_given_up() -> None:
     assert kept(KeepLast(3).within(45) | KeepLast(1), there) == [1, 2, 5, 6]
 
 
-def test_what_the_disk_bounds_is_known_through_any_composition() -> None:
-    assert KeepLast(1).within_disk().fits_disk()
-    assert (KeepLast(1).within_disk() | KeepEpochs()).within(5).fits_disk()
-    assert not (KeepLast(1) | KeepEpochs()).within(5).fits_disk()
+def test_what_policies_want_is_known_through_any_composition() -> None:
+    bounded = (KeepBest(metric="f1", highest=True) | KeepEpochs()).within_disk()
+    for policy, wanted in ((bounded | KeepLast(2)).within(9), True), (KeepLast(1).within(9), False):
+        assert policy.wants_epoch_ends() is wanted
+        assert policy.fits_disk() is wanted
+        assert policy.prefers_highest("f1") is wanted
+        assert not policy.prefers_highest("loss")
     assert DEFAULT_RETENTION.fits_disk()
 
 
@@ -199,13 +173,6 @@ def test_history_alone_may_be_given_up() -> None:
 )
 def test_what_a_policy_keeps_is_said_in_bytes(policy: Retention, text: str) -> None:
     assert text in policy.cost().text(1 << 30)
-
-
-def test_the_direction_of_a_metric_comes_from_the_policy_that_keeps_its_best() -> None:
-    policy = (KeepLast(2) | KeepBest(metric="accuracy", highest=True)).within(9).within_disk()
-    assert policy.prefers_highest("accuracy")
-    assert not policy.prefers_highest("loss")
-    assert not KeepBest(metric="loss").prefers_highest("loss")
 
 
 @pytest.mark.parametrize(

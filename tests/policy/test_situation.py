@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from random import Random
-
 import pytest
 
 from checkfreq.policy.situation import Situation, Situations
@@ -39,21 +37,6 @@ def test_what_is_different_is_named(
     times_s: list[float], costs_s: list[float], situation: Situation
 ) -> None:
     assert seen(times_s=times_s, costs_s=costs_s) is situation
-
-
-def test_costs_within_their_noise_are_as_usual() -> None:
-    costs_s = [1.0] * 20 + [3.0] * 4
-    assert seen(times_s=[1.0] * 100, costs_s=costs_s, noise_s=3.0) is Situation.USUAL
-
-
-def test_noise_of_the_iterations_is_no_situation() -> None:
-    chance = Random(1)
-    situations = Situations()
-    found = set()
-    for _ in range(3000):
-        situations.add_clean(chance.gauss(1.0, 0.15))
-        found.add(situations.now(cost_error_s=0.0))
-    assert found == {Situation.USUAL}
 
 
 def played() -> Run:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -42,9 +41,13 @@ def gaps(steps: list[int]) -> list[int]:
 
 
 class TestTheFirstPlan:
-    def test_the_first_checkpoint_comes_after_warm_up_and_one_clean_iteration(self) -> None:
+    def test_the_first_comes_after_warm_up_which_is_not_measured_and_one_clean_iteration(
+        self,
+    ) -> None:
         played = run()
-        assert played.play(30)[0] == 3
+        assert played.tuner.measured_overhead is None
+        assert played.play(30, extra_s=lambda step: 100.0 if step < 2 else 0.0)[0] == 3
+        assert played.tuner.iteration_s == pytest.approx(1.0)
 
     @pytest.mark.parametrize("stall_s", [0.02, 0.5, 5.0])
     def test_it_and_the_one_after_it_keep_the_bound_but_for_its_own_cost(
@@ -67,13 +70,6 @@ class TestTheFirstPlan:
         assert played.tuner.plan is not None
         assert (interval(played), played.tuner.plan.reason) == (10, Reason.BUDGET)
 
-    def test_warm_up_iterations_are_not_measured(self) -> None:
-        played = run()
-        played.play(15, extra_s=lambda step: 100.0 if step < 2 else 0.0)
-        profile = played.tuner.profile()
-        assert profile is not None
-        assert profile.iteration_s == pytest.approx(1.0)
-
     def test_first_checkpoints_that_keep_failing_are_retried_only_within_the_bound(self) -> None:
         played = run(Costs(stall_s=5.0))
         played.fails = True
@@ -81,16 +77,13 @@ class TestTheFirstPlan:
         assert played.tuner.overhead_s <= 0.05 * played.tuner.productive_s + 5.0
         assert 8 <= len(played.taken) <= 11
 
-    def test_a_requested_checkpoint_can_be_the_first_measurement(self) -> None:
+    def test_a_slow_first_checkpoint_is_late_after_ten_iterations(self) -> None:
         played = run()
-        played.play(2)
-        played.iterate()  # the first clean one
-        played.take(is_periodic=False)
-        played.play(3)  # it touches one, and two are its aftermath
-        assert played.tuner.plan is None
-        played.play(1)
-        assert interval(played) == 10
-        assert not played.taken
+        played.never_ends = True
+        assert played.play(3 + PROFILE_ITERATIONS) == [3]
+        assert played.told[Verdict.LATE] == 0
+        assert not played.play(5)
+        assert played.told[Verdict.LATE] == 5
 
     def test_a_run_of_epochs_so_short_that_no_iteration_is_regular_is_profiled(self) -> None:
         played = run()
@@ -98,36 +91,6 @@ class TestTheFirstPlan:
             played.iterate(is_regular=False)
             played.decide()
         assert interval(played) == 10
-
-    def test_a_first_checkpoint_that_touched_only_irregular_iterations_is_repeated(self) -> None:
-        played = run(Costs(stall_s=0.1))
-        played.play(3)
-        for _ in range(3):
-            played.iterate(is_regular=False)
-            played.decide()
-        assert played.tuner.plan is None
-        assert played.play(30)[0] == 3 + PROFILE_ITERATIONS
-        assert played.tuner.plan is not None
-
-    def test_partial_measurements_count_where_there_are_no_others(self) -> None:
-        played = run(Costs(stall_s=0.1))
-        for _ in range(200):
-            played.iterate(is_regular=not played.in_flight)
-            played.decide()
-        assert played.tuner.plan is not None
-
-    def test_a_first_checkpoint_that_contradicts_t_is_repeated_once_t_was_measured_again(
-        self,
-    ) -> None:
-        played = run(Costs(stall_s=0.0, durable_s=12.5))
-        played.play(3)
-        played.iteration_s = 0.5  # and no clean iteration shows it
-        played.play(26)
-        assert played.taken == [3]
-        played.play(100)
-        profile = played.tuner.profile()
-        assert profile is not None
-        assert profile.iteration_s == pytest.approx(0.5, rel=0.15)
 
 
 class TestBothWays:
@@ -154,16 +117,6 @@ class TestBothWays:
         played.play(300)
         assert interval(played) == 2
 
-    def test_a_slowdown_that_is_not_ours_is_not_charged(self) -> None:
-        played = run(Costs(stall_s=0.5))
-        played.play(200)
-        before_s, taken = played.tuner.overhead_s, len(played.taken)
-        played.iteration_s = 2.0
-        played.play(400)
-        charged_s = (played.tuner.overhead_s - before_s) / (len(played.taken) - taken)
-        assert charged_s == pytest.approx(0.5, rel=0.15)
-        assert interval(played) in (5, 6)
-
     def test_a_free_checkpoint_is_taken_at_every_iteration(self) -> None:
         played = run(Costs(stall_s=0.0, durable_s=0.9))
         played.play(50)
@@ -186,27 +139,6 @@ class TestBothWays:
 
 
 class TestTheBound:
-    def test_no_checkpoint_starts_while_the_balance_does_not_cover_its_planned_cost(self) -> None:
-        played = run(Costs(stall_s=2.0))
-        for _ in range(3000):
-            played.iterate()
-            balance_s, profile = played.tuner.balance_s, played.tuner.profile()
-            due = played.tuner.due(step=played.step, now_s=played.now_s)
-            if due is Verdict.TAKE and profile is not None:
-                assert balance_s >= profile.planned_cost_s
-            if due is Verdict.NO_BUDGET:
-                assert profile is not None
-                assert balance_s < profile.planned_cost_s
-            assert played.decide() is due
-        assert played.told[Verdict.NO_BUDGET] > 0
-        assert len(played.taken) > 50
-
-    def test_a_checkpoint_withheld_over_many_iterations_is_counted_once(self) -> None:
-        played = run(Costs(stall_s=2.0))
-        played.play(80)
-        assert played.told[Verdict.NO_BUDGET] > 1
-        assert played.tuner.num_withheld == 1
-
     def test_an_excess_cost_of_a_checkpoint_in_flight_is_not_spent_twice(self) -> None:
         played = run(Costs(stall_s=0.02, copy_s=1.5, durable_s=1.9))
         played.play(300)
@@ -357,32 +289,6 @@ class TestDeferral:
         assert len(played.taken) == before
         assert set(played.told) == {Verdict.LATE}
 
-    def test_checkpoints_continue_once_the_late_one_has_failed(self) -> None:
-        played = run(FREE)
-        played.play(100)
-        played.never_ends = True
-        played.play(50)
-        played.never_ends = False
-        (name,) = played.in_flight
-        played.in_flight.clear()
-        played.tuner.ended(name, end_s=played.now_s, measured=None)
-        assert played.play(12)
-
-    def test_no_checkpoint_starts_before_one_of_unknown_duration_ends(self) -> None:
-        played = run(cached=replace(CACHED, cost_s=0.0, cost_upper_s=0.0))
-        played.tuner.started("first", step=0, start_s=0.0, is_periodic=False)
-        played.iterate()
-        assert played.decide() is Verdict.LATE
-
-    def test_a_slow_first_checkpoint_is_late_after_ten_iterations(self) -> None:
-        played = run()
-        played.never_ends = True
-        assert played.play(3 + PROFILE_ITERATIONS) == [3]
-        assert played.told[Verdict.LATE] == 0
-        played.told.clear()
-        assert not played.play(50)
-        assert set(played.told) == {Verdict.LATE}
-
 
 class TestTheBoundary:
     """What each boundary costs, checkpoint or not."""
@@ -394,7 +300,9 @@ class TestTheBoundary:
             (0.2, 44),  # 1.1 / 0.025: half of the budget is left for checkpoints
         ],
     )
-    def test_its_cost_is_deducted_from_the_budget(self, boundary_s: float, steps: int) -> None:
+    def test_its_cost_is_deducted_from_the_budget_and_counted_in_full(
+        self, boundary_s: float, steps: int
+    ) -> None:
         played = run(Costs(stall_s=0.5))
         played.boundary_s = boundary_s
         played.play(1000)
@@ -405,26 +313,11 @@ class TestTheBoundary:
         assert profile.cost_s == pytest.approx(0.5 + 3 * boundary_s)
         assert interval(played) == steps
         found = gaps(played.taken[-9:])
-        assert sum(found) / len(found) == pytest.approx(steps, abs=1)
         assert max(abs(gap - steps) for gap in found) <= steps // 8 + 1
-
-    @pytest.mark.parametrize("boundary_s", [0.01, 0.2])
-    def test_it_is_counted_in_full(self, boundary_s: float) -> None:
-        played = run(Costs(stall_s=0.5))
-        played.boundary_s = boundary_s
-        played.play(1000)
         while played.tuner._charges._open:
             played.iterate()
         assert played.tuner.overhead_s == pytest.approx(played.true_s)
         assert played.true_overhead <= max(0.05, boundary_s + 0.025)
-
-    def test_irregular_iterations_pay_it_too(self) -> None:
-        played = run()
-        played.boundary_s = 0.01
-        for _ in range(5):
-            played.iterate(is_regular=False)
-        assert played.tuner.overhead_s == pytest.approx(0.05)
-        assert played.tuner.profile() is None
 
 
 class TestRhythms:
@@ -435,97 +328,27 @@ class TestRhythms:
         assert {*steps} == {3, 4}
         assert all(sum(steps[i : i + 4]) == 13 for i in range(len(steps) - 3))
 
-    def test_longer_intervals_are_spread_evenly_around_theirs(self) -> None:
-        spread = 2
-        played = run(Costs(stall_s=0.98))  # 19.6
-        played.play(300)
-        planned = interval(played)
-        steps = gaps(played.play(100 * planned))
-        assert {*steps} == {*range(planned - spread, planned + spread + 1)}
-        assert statistics.fmean(steps) == pytest.approx(planned, abs=0.25)
-        counts = [steps.count(each) for each in {*steps}]
-        assert max(counts) <= 2.2 * min(counts)  # of 7, three values have 2, 3 and 2
-
-    def test_intervals_are_not_dithered_where_the_budget_does_not_decide(self) -> None:
-        played = run(Costs(stall_s=0.0, durable_s=2.7))
-        played.play(100)
-        steps = gaps(played.play(90))
-        assert interval(played) == 3
-        assert all(step in (3, 3 + 2 + 6) for step in steps), steps  # some with a stretch
-
-    def test_checkpoints_do_not_lock_onto_alternating_iterations(self) -> None:
-        played = run(Costs(stall_s=0.0, slow_s=0.3 * 0.55, durable_s=0.55), bound=0.03)
-        played.play(4000, extra_s=lambda step: 0.05 if step % 2 else -0.05)
-        claimed = played.tuner.measured_overhead
-        assert claimed is not None
-        assert abs(claimed - played.true_overhead) < 0.003
-        assert played.true_overhead <= 0.03
-        assert interval(played) in (5, 6, 7)  # 5.5
-
-
-class TestOutliers:
-    def test_every_eighth_checkpoint_that_is_slow_is_paid_for(self) -> None:
-        played = run(Costs(stall_s=0.1))
-        over_s = []
-        for _ in range(12_000):
-            played.iterate()
-            played.costs = Costs(stall_s=0.1, slow_s=30.0 if len(played.taken) % 8 == 7 else 0.0)
-            played.decide()
-            over_s.append(played.true_s - 0.05 * played.clean_s)
-        assert max(over_s) <= 3 * 30 + 30.1
-        assert max(over_s[5000:]) <= 30.1  # the three that were hidden are paid for
-        assert played.true_overhead == pytest.approx(0.05, abs=0.002)
-        claimed = played.tuner.measured_overhead
-        assert claimed == pytest.approx(played.true_overhead, abs=0.002)
-
-    @pytest.mark.parametrize(("slow_part", "slow_s"), [(0.005, 30.0), (0.05, 10.0)])
-    def test_rare_slow_iterations_of_a_plain_loop_do_not_hide_what_checkpoints_cost(
-        self, slow_part: float, slow_s: float
-    ) -> None:
-        """Each checkpoint slows training by 0.5 s: that alone keeps the interval near 10."""
-        chance = random.Random(1)
-        played = run(Costs(stall_s=0.0, slow_s=0.5))
-        for _ in range(6000):
-            played.iterate(extra_s=slow_s if chance.random() < slow_part else 0.0)
-            played.decide()
-        assert played.true_overhead <= 0.06  # what three outliers hide
-        claimed = played.tuner.measured_overhead
-        assert claimed is not None
-        assert 0.015 <= claimed <= 0.05
-
 
 class TestComparisons:
-    def test_a_change_of_the_machine_under_a_checkpoint_is_not_its_cost(self) -> None:
+    @pytest.mark.parametrize(
+        ("paired", "least_s", "most_s"),
+        [(True, 0.5, 0.5 + 3 * 0.25), (False, 0.5 + 3 * 0.5, INF)],
+        ids=["half way between before and after, or less", "by the time of all"],
+    )
+    def test_a_change_of_the_machine_under_a_checkpoint_is_not_its_cost(
+        self, paired: bool, least_s: float, most_s: float
+    ) -> None:
         """Iterations become half as long again just when it begins, and stay so."""
-        paired, unpaired = run(), Run(RateTuner(FrequencyPolicy(max_overhead=0.05), paired=False))
-        added_s = []
-        for played in (paired, unpaired):
-            played.play(300)
-            while played.tuner._charges._open or played.tuner.balance_s < 0.5:
-                played.iterate()
-            spent_s = played.tuner.overhead_s
-            played.take(is_periodic=True)
-            played.iteration_s = 1.5
-            for _ in range(12):
-                played.iterate()
-            added_s.append(played.tuner.overhead_s - spent_s)
-        assert 0.5 <= added_s[0] <= 0.5 + 3 * 0.25  # half way between before and after, or less
-        assert added_s[1] >= 0.5 + 3 * 0.5
-
-    def test_a_checkpoint_that_the_user_waited_for_teaches_nothing_where_others_do(self) -> None:
-        played = run()
-        played.play(100)
-        before = played.tuner.profile()
-        played.take(is_periodic=False)
-        start_s = played.now_s
-        played.now_s += 31.5
-        played.tuner.ended(str(played.name), end_s=start_s + 0.5, measured=Costs().measured)
-        played.in_flight.clear()
-        played.tuner.iteration(Iteration(start_s, played.now_s, stall_s=0.5, waited_s=30.0))
-        played.stall_s = 0.0
-        for _ in range(8):
+        played = Run(RateTuner(FrequencyPolicy(max_overhead=0.05), paired=paired))
+        played.play(300)
+        while played.tuner._charges._open or played.tuner.balance_s < 0.5:
             played.iterate()
-        assert played.tuner.profile() == before
+        spent_s = played.tuner.overhead_s
+        played.take(is_periodic=True)
+        played.iteration_s = 1.5
+        for _ in range(12):
+            played.iterate()
+        assert least_s <= played.tuner.overhead_s - spent_s <= most_s
 
 
 class TestTheIterationTime:
@@ -546,33 +369,6 @@ class TestTheIterationTime:
         assert 4 * 5 <= measuring + 2 * 5 <= 6 * 8
         assert len(played.taken) > 400
 
-    def test_touched_iterations_shorter_than_clean_ones_are_never_a_credit(self) -> None:
-        played = run(Costs(stall_s=0.02, durable_s=0.5))
-        played.play(300)
-        assert interval(played) == 1
-        spent_s = played.tuner.overhead_s
-        played.iteration_s = 0.8
-        played.told.clear()
-        for _ in range(30):
-            played.iterate()
-            assert played.tuner.overhead_s >= spent_s - 1e-9
-            spent_s = played.tuner.overhead_s
-            played.decide()
-        assert played.told[Verdict.MEASURING] >= 7
-        profile = played.tuner.profile()
-        assert profile is not None
-        assert profile.iteration_s == pytest.approx(0.8)
-
-    def test_a_short_last_batch_does_not_contradict_t(self) -> None:
-        played = run(Costs(stall_s=0.0, durable_s=0.09))
-        played.play(100)
-        played.told.clear()
-        for step in range(1, 40):
-            is_last = step % 10 == 0
-            played.iterate(is_regular=not is_last, extra_s=-0.9 if is_last else 0.0)
-            played.decide()
-        assert played.told[Verdict.MEASURING] == 0
-
     def test_validation_is_neither_clean_nor_charged_beyond_its_stall(self) -> None:
         played = run(Costs(stall_s=0.5))
         played.play(100)
@@ -585,14 +381,6 @@ class TestTheIterationTime:
         assert played.tuner.overhead_s == pytest.approx(spent_s + 0.5)
         played.iterate(is_regular=False, extra_s=60.0)
         assert played.tuner.profile() == before
-
-    def test_a_systematic_slowdown_however_large_is_charged(self) -> None:
-        played = run(Costs(stall_s=0.0, durable_s=0.5, slowdown=9.0))
-        played.play(3000)
-        assert 162 <= interval(played) <= 230  # two of the first are not charged in full
-        profile = played.tuner.profile()
-        assert profile is not None
-        assert profile.cost_s == pytest.approx(9.0, rel=0.1)
 
 
 class TestBadSamples:
@@ -613,17 +401,23 @@ class TestBadSamples:
         assert disturbed.taken == plain.taken
         assert disturbed.tuner.profile() == plain.tuner.profile()
 
-    def test_a_checkpoint_with_bad_times_is_counted_and_charged_but_not_learned(self) -> None:
-        measured = Measured(NAN, 1, 1, 1)
+    @pytest.mark.parametrize(
+        ("copy_s", "waited_s"),
+        [pytest.param(NAN, 0.0, id="bad times"), pytest.param(0.25, 30.0, id="the user waited")],
+    )
+    def test_a_checkpoint_is_charged_but_not_learned_with(
+        self, copy_s: float, waited_s: float
+    ) -> None:
         played = run()
         played.play(300)
         before, spent_s = played.tuner.profile(), played.tuner.overhead_s
-        played.tuner.started("bad", step=300, start_s=played.now_s, is_periodic=False)
-        played.tuner.ended("bad", end_s=played.now_s + 0.5, measured=measured)
-        played.stall_s = 0.5
-        for _ in range(3 + 4):
+        start_s, played.now_s = played.now_s, played.now_s + waited_s + 1.5
+        played.tuner.started("odd", step=300, start_s=start_s, is_periodic=False)
+        played.tuner.ended("odd", end_s=start_s + 0.5, measured=Measured(copy_s, 0.5, 0.75, 1000))
+        played.tuner.iteration(Iteration(start_s, played.now_s, stall_s=0.5, waited_s=waited_s))
+        for _ in range(2 + 4):
             played.iterate()
-        assert played.tuner.num_bad_samples == 1
+        assert played.tuner.num_bad_samples == int(math.isnan(copy_s))
         assert played.tuner.overhead_s == pytest.approx(spent_s + 0.5)
         assert played.tuner.profile() == before
 
@@ -634,12 +428,6 @@ class TestBadSamples:
         played.tuner.ended("odd", end_s=INF, measured=FREE.measured)
         assert played.tuner.num_bad_samples == 1
         assert played.play(5)
-
-    def test_the_end_of_an_unknown_checkpoint_is_ignored(self) -> None:
-        played = run()
-        played.tuner.ended("never begun", end_s=1.0, measured=Costs().measured)
-        assert played.tuner.profile() is None
-        assert played.play(30)
 
 
 class TestTimeliness:
@@ -662,20 +450,6 @@ class TestTimeliness:
         assert told.plan is not None
         assert told.plan.interval_steps == 10
 
-    def test_a_checkpoint_whose_end_is_reported_late_does_not_stay_open(self) -> None:
-        played = run()
-        played.play(3)
-        ((name, _),) = played.in_flight.items()
-        played.in_flight.clear()
-        played.iterate()
-        played.iterate()
-        played.tuner.ended(name, end_s=3.75, measured=Costs().measured)
-        for _ in range(2):
-            played.iterate()
-            assert played.tuner.plan is None
-        played.iterate()
-        assert interval(played) == 10
-
 
 class TestStatic:
     def test_the_first_plan_never_changes(self) -> None:
@@ -687,23 +461,6 @@ class TestStatic:
         assert played.tuner.plan is first
         assert [*range(steps[0], 600, 10)] == steps
         assert played.told[Verdict.NO_BUDGET] == played.told[Verdict.MEASURING] == 0
-
-    def test_a_plan_that_changes_the_place_is_made_a_second_time(self) -> None:
-        played = run(Costs(stall_s=2.0, copy_s=2.5, durable_s=3.5), dynamic=False)
-        played.tuner.free_device_bytes = 5000
-        played.play(20)
-        first = played.tuner.plan
-        assert first is not None
-        assert (first.place, first.interval_steps) == (SnapshotPlace.DEVICE, 40)
-        played.costs = Costs(stall_s=0.1, copy_s=2.5, durable_s=3.5, device_copy_s=0.1)
-        played.play(60)
-        second = played.tuner.plan
-        assert second is not None
-        assert (second.place, second.interval_steps) == (SnapshotPlace.DEVICE, 3)  # 2.5 / 1
-        played.costs = Costs(stall_s=9.0, copy_s=2.5, durable_s=3.5, device_copy_s=9.0)
-        played.tuner.free_device_bytes = 0
-        played.play(200)
-        assert played.tuner.plan is second
 
     def test_a_wrong_cached_plan_is_replaced_once(self) -> None:
         cached = replace(CACHED, cost_s=50.0, cost_upper_s=60.0)
@@ -720,19 +477,13 @@ class TestTheCachedProfile:
         assert interval(played) == 100
         assert played.play(40) == [3]
 
-    def test_a_cached_profile_that_fits_stays(self) -> None:
-        played = run(cached=CACHED)
-        played.play(200)
-        assert played.tuner.cache_rejected is None
-        assert played.tuner.is_measured
-        assert interval(played) == 10
-
     def test_a_wrong_cached_iteration_time_is_found_at_ten_clean_iterations(self) -> None:
         played = run(cached=replace(CACHED, iteration_s=0.1, persist_s=0.05))
         played.step = 1000
         played.tuner.continue_from(1000)
         played.play(11)
         assert played.tuner.cache_rejected is None
+        assert not played.tuner.is_measured
         played.play(1)
         assert played.tuner.cache_rejected == (
             "iteration_s is 1 here and 0.1 in the cached profile"
@@ -746,27 +497,6 @@ class TestTheCachedProfile:
         played.play(200)
         assert played.tuner.cache_rejected == "cost_s is 0.5 here and 0.2 in the cached profile"
         assert interval(played) == 10
-
-    @pytest.mark.parametrize(
-        ("cost_s", "taken"),
-        [
-            (0.02, [1, 12]),  # three are touched, and then there are eight clean ones
-            (0.25, [3, 13]),  # one clean one, three touched, seven clean ones
-        ],
-    )
-    def test_the_second_checkpoint_waits_for_iterations_to_compare_the_first_with(
-        self, cost_s: float, taken: list[int]
-    ) -> None:
-        cached = replace(CACHED, cost_s=cost_s, cost_upper_s=cost_s)
-        played = run(Costs(stall_s=cost_s), cached=cached)
-        assert played.play(max(taken)) == taken
-        assert played.told[Verdict.MEASURING] > 0
-
-    def test_the_place_of_the_cached_costs_is_the_place_of_the_first_plan(self) -> None:
-        cached = replace(CACHED, host_copy_s=0.9, device_copy_s=0.01, place=SnapshotPlace.DEVICE)
-        plan = tuner(cached=cached).plan
-        assert plan is not None
-        assert plan.place is SnapshotPlace.DEVICE
 
 
 class TestThePlace:
@@ -790,12 +520,6 @@ class TestThePlace:
         assert played.tuner.plan.place is SnapshotPlace.DEVICE
 
 
-def test_nothing_is_measured_before_the_first_iteration() -> None:
-    told = tuner()
-    assert told.measured_overhead is None
-    assert told.balance_s == 0
-
-
 class TestManyRanks:
     def test_the_step_of_the_next_checkpoint_is_known_in_advance(self) -> None:
         played = run()
@@ -805,8 +529,9 @@ class TestManyRanks:
         assert played.play(told - played.step - 1) == []
         assert played.play(2) in ([told], [told + 1])  # every fourth interval is a step longer
 
-    def test_higher_costs_on_a_different_rank_make_the_interval_longer(self) -> None:
-        played = run()
+    @pytest.mark.parametrize("dynamic", [True, False])
+    def test_higher_costs_on_a_different_rank_make_the_interval_longer(self, dynamic: bool) -> None:
+        played = run(dynamic=dynamic)
         played.play(60)
         alone = interval(played)
         assert played.tuner.iteration_s == 1.0
@@ -817,18 +542,5 @@ class TestManyRanks:
         )
         played.play(100)
         assert interval(played) > 2 * alone
+        assert played.tuner.next_due_step(played.step) - played.taken[-1] > 2 * alone
         assert played.tuner.profile() != played.tuner.own_profile()
-
-    def test_they_change_a_static_plan_once(self) -> None:
-        played = run(dynamic=False)
-        played.play(60)
-        alone = interval(played)
-        own = played.tuner.own_profile()
-        assert own is not None
-        costs = {"cost_s": 4 * own.cost_s, "cost_upper_s": 4 * own.cost_upper_s}
-        played.tuner.set_cost_floor(costs)
-        raised = interval(played)
-        assert raised > 2 * alone
-        played.tuner.set_cost_floor({name: 2 * cost for name, cost in costs.items()})
-        played.play(100)
-        assert interval(played) == raised

@@ -1,7 +1,8 @@
-"""What the child processes of these tests run: a training with a mirror; a checker of markers."""
+"""What the child processes of these tests run: a training with a mirror."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -11,7 +12,6 @@ from typing import Any
 import torch
 
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
-from checkfreq.errors import CheckFreqError, NoCheckpointError
 from checkfreq.mirror.reader import MirrorReader
 from checkfreq.mirror.settings import Mirror
 from checkfreq.store.store import CheckpointStore
@@ -81,58 +81,25 @@ def wait_uploaded(manager: CFManager, step: int) -> None:
 
 
 class Child:
-    """A process that runs ``target``, and what it sends."""
+    """A process that trains, and what it sends."""
 
-    def __init__(self, target: Any, *args: object) -> None:
+    def __init__(self, job: Job) -> None:
         self._pipe, theirs = FORK_SERVER.Pipe()
-        self._process = FORK_SERVER.Process(target=_call, args=(target, theirs, *args))
+        self._process = FORK_SERVER.Process(target=train, args=(theirs, job))
         self._process.start()
         theirs.close()
 
-    def read(self) -> tuple[Any, ...] | None:
-        """The next message; None at the end."""
-        assert self._pipe.poll(2 * DEADLINE_S), "the process fell silent"
-        try:
-            message: tuple[Any, ...] = self._pipe.recv()
-        except (EOFError, ConnectionResetError):
-            return None
-        return message
-
     def read_all(self) -> tuple[list[tuple[Any, ...]], int]:
-        """The rest of its messages, and its exit code (-9 when killed)."""
+        """Its messages, and its exit code (-9 when killed)."""
         found = []
-        while (message := self.read()) is not None:
-            found.append(message)
+        with contextlib.suppress(EOFError, ConnectionResetError):
+            while True:
+                assert self._pipe.poll(2 * DEADLINE_S), "the process fell silent"
+                found.append(self._pipe.recv())
         self._process.join(DEADLINE_S)
         code = self._process.exitcode
         assert code is not None, "the process did not end"
         return found, code
-
-    def say(self, message: str) -> None:
-        self._pipe.send(message)
-
-
-def _call(target: Any, pipe: Connection, *args: object) -> None:
-    target(pipe, *args)
-
-
-def check_markers(pipe: Connection, mirror: Mirror) -> None:
-    """Until told to stop: read everything that any marker names.
-
-    Sends ("checked", how many times a marker was followed, what was wrong).
-    """
-    source = MirrorReader(mirror)
-    num_checked, wrong = 0, []
-    while not pipe.poll(0.01):
-        for step in source.steps():
-            try:
-                source.verify(step)
-            except NoCheckpointError:
-                continue  # it was removed, with its marker first
-            except CheckFreqError as error:
-                wrong.append(f"step {step}: {error}")
-            num_checked += 1
-    pipe.send(("checked", num_checked, wrong))
 
 
 def expect_whole(mirror: Mirror, chk_dir: Path, *, newest: int) -> None:

@@ -59,10 +59,7 @@ class FaultProxy:
         self.server_port = server_port
         self.plan = plan
         self.seen: Counter[Fault] = Counter()
-        self.paths: list[tuple[str, str]] = []
         self.is_over = threading.Event()
-        #: What becomes of the body of a request.
-        self.change: Callable[[str, str, bytes], bytes] = lambda method, path, body: body
         #: An answer to every request instead of the server's: a status and a code.
         self.refuses: tuple[int, str] | None = None
         self.port = 0
@@ -109,10 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass(self) -> None:
         proxy = self.server.proxy
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        body = proxy.change(self.command, self.path, body)
         fault = proxy.plan(self.command, self.path)
         proxy.seen[fault] += 1
-        proxy.paths.append((self.command, self.path))
         if proxy.refuses is not None:
             status, code = proxy.refuses
             return self._reply(status, [], f"<Error><Code>{code}</Code></Error>".encode())

@@ -35,18 +35,18 @@ _COMMANDS = {
 
 @dataclass(frozen=True)
 class S3Server:
-    """Where a server listens. ``through``: another port to reach it at, a proxy's."""
+    """Where a server listens. ``port=``: another port to reach it at, a proxy's."""
 
     port: int
 
-    def options(self, *, port: int | None = None, secret: str = SECRET) -> Mapping[str, str | bool]:
+    def options(self, *, port: int | None = None) -> Mapping[str, str | bool]:
         """What a ``Mirror`` needs to reach it."""
         return {
             "endpoint": f"http://127.0.0.1:{port or self.port}",
             "allow_http": True,
             "region": "us-east-1",
             "access_key_id": KEY_ID,
-            "secret_access_key": secret,
+            "secret_access_key": SECRET,
         }
 
     def variables(self, *, port: int | None = None) -> dict[str, str]:

@@ -62,9 +62,7 @@ def test_every_byte_arrives_from_a_server_that_spoils_one_request_in_five(
     assert {*faulty.seen} == {*Fault} - {Fault.HANG}, "not every fault occurred"
 
 
-def test_credentials_that_are_not_accepted_are_an_error_that_does_not_print_them(
-    tmp_path: Path,
-) -> None:
+def test_credentials_that_are_not_accepted_are_not_printed(tmp_path: Path) -> None:
     with running(tmp_path, INITIAL_NO_AUTH_ACTION_COUNT="1") as server:
         mirror = Mirror(f"s3://{BUCKET}/run", options=server.options())
         with pytest.raises(StorageError, match="access is denied: check the credentials") as caught:

@@ -11,10 +11,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
-from checkfreq import CFCheckpoint, CFManager, KeepLast
+from checkfreq import CFManager
 from checkfreq.errors import StorageError
 from checkfreq.mirror.claim import ClaimKeeper
 from checkfreq.mirror.client import RemoteObjects
@@ -36,7 +34,6 @@ from tests.s3.program import (
 from tests.s3.proxy import Fault, FaultProxy
 from tests.s3.server import S3Server, running
 from tests.s3.test_command import checkfreq
-from tests.supervisor.supervised import Supervised
 
 __all__ = ["server"]
 
@@ -45,11 +42,6 @@ pytestmark = [pytest.mark.s3, pytest.mark.more]
 
 def with_mirror(chk_dir: Path, training: Training, mirror: Mirror, **changes: object) -> CFManager:
     return managed(chk_dir, training.chk, config=config(mirror=mirror), chk_freq=1, **changes)
-
-
-def state_of(manager: CFManager) -> str:
-    state: str = manager.stats()["mirror"]["state"]
-    return state
 
 
 def test_a_replacement_is_refused_while_the_old_run_is_alive_and_uploads_when_it_has_ended(
@@ -63,19 +55,13 @@ def test_a_replacement_is_refused_while_the_old_run_is_alive_and_uploads_when_it
         other = with_mirror(tmp_path / "second", second, mirror)
         assert other.restore()
         second.steps(other, 1)
-        is_refused = other._persistence.wait_until(
-            lambda: state_of(other) == "refused", timeout_s=DEADLINE_S
-        )
-        assert is_refused, state_of(other)
+        wait_until_state(other, "refused")
         first.steps(one, 4)
     assert MirrorReader(mirror).steps()[-1] == 5
     assert MirrorReader(mirror).manifest(5) == CheckpointStore(tmp_path / "first").manifest(5)
     with other:
         second.steps(other, 1)
-        is_ours = other._persistence.wait_until(
-            lambda: state_of(other) == "idle", timeout_s=DEADLINE_S
-        )
-        assert is_ours, state_of(other)
+        wait_until_state(other, "idle")
         second.steps(other, 5)
     assert MirrorReader(mirror).manifest(8) == CheckpointStore(tmp_path / "second").manifest(8)
     assert sum("this run has the claim now" in one.getMessage() for one in caplog.records) == 1
@@ -138,72 +124,6 @@ def switched(s3: S3Server) -> Iterator[tuple[FaultProxy, Switch]]:
         yield proxy, switch
 
 
-@ON_BOTH
-def test_what_only_the_directory_has_is_not_removed_while_the_server_is_away(
-    s3: S3Server, switched: tuple[FaultProxy, Switch], prefix: str, tmp_path: Path
-) -> None:
-    proxy, switch = switched
-    mirror, chk_dir = s3.mirror(prefix, port=proxy.port), tmp_path / "chk"
-    training = Training()
-    with with_mirror(chk_dir, training, mirror, retention=KeepLast(1)) as manager:
-        training.steps(manager, 1)
-        wait_uploaded(manager, 1)
-        switch.is_on = False
-        training.update(manager)
-        manager.step()
-        manager.save(wait=True, keep=True)
-        for _ in range(4):
-            training.steps(manager, 1)
-            manager.wait()
-            held = manager.stats()["mirror"]["held_steps"]
-            assert {*held} <= {*CheckpointStore(chk_dir).steps()}
-            assert 2 in CheckpointStore(chk_dir).steps()
-        switch.is_on = True
-        wait_uploaded(manager, 6)
-    found = MirrorReader(s3.mirror(prefix))
-    assert found.steps()[-1] == 6
-    assert found.verify(6) == CheckpointStore(chk_dir).manifest(6)
-
-
-def test_a_frozen_weight_that_was_damaged_on_its_way_is_sent_again(
-    s3: S3Server,
-    switched: tuple[FaultProxy, Switch],
-    prefix: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    proxy, _ = switched
-    num_large: list[str] = []
-
-    def flip_first(method: str, path: str, body: bytes) -> bytes:
-        if method != "PUT" or len(body) < 8 << 20:
-            return body
-        num_large.append(path)
-        return body if len(num_large) > 1 else body[:-1] + bytes([body[-1] ^ 1])
-
-    proxy.change = flip_first
-    model = nn.ModuleDict({"frozen": nn.Linear(1536, 1536).requires_grad_(False)})
-    model["head"] = nn.Linear(2, 2)
-    chk = CFCheckpoint(model=model, optimizer=torch.optim.SGD(model["head"].parameters(), lr=0.1))
-    mirror = s3.mirror(prefix, port=proxy.port)
-    with managed(tmp_path / "chk", chk, config=config(mirror=mirror), chk_freq=99) as manager:
-        for step in range(1, 5):
-            model["head"](torch.ones(2)).sum().backward()
-            manager.weight_update()
-            manager.step()
-            manager.save(wait=True)
-            wait_uploaded(manager, step)
-            if step == 2:  # the first that names what the one before sent
-                assert manager._persistence.wait_until(
-                    lambda: manager.stats()["mirror"]["num_uploaded"] > 2, timeout_s=DEADLINE_S
-                )
-    assert len(num_large) == 2
-    assert "is sent again: objects/" in caplog.text
-    source = MirrorReader(s3.mirror(prefix))
-    for step in source.steps():
-        source.verify(step)
-
-
 def test_a_clock_that_is_wrong_is_not_said_to_be_the_credentials(
     switched: tuple[FaultProxy, Switch], s3: S3Server, prefix: str
 ) -> None:
@@ -229,39 +149,6 @@ def test_a_server_that_takes_uploads_and_returns_no_parts_of_them_is_refused_at_
     assert "same_bytes" not in done.stdout
 
 
-RESTORING = """
-import torch
-from checkfreq import CFCheckpoint, CFConfig, CFManager, Mirror
-from checkfreq.errors import StorageError
-
-if __name__ == "__main__":
-    model = torch.nn.Linear(2, 2)
-    mirror = Mirror({url!r}, options={options!r})
-    manager = CFManager(chk_dir, CFCheckpoint(model=model), config=CFConfig(mirror=mirror))
-    try:
-        manager.restore()
-    except StorageError:
-        note("away")
-        raise
-    manager.close()
-"""
-
-
-def test_a_run_that_finds_the_server_away_is_started_again_and_not_counted(
-    s3: S3Server, switched: tuple[FaultProxy, Switch], prefix: str, tmp_path: Path
-) -> None:
-    proxy, switch = switched
-    switch.is_on = False
-    mirror = s3.mirror(prefix, port=proxy.port)
-    program = RESTORING.format(url=mirror.url, options=dict(mirror.options or {}))
-    run = Supervised(tmp_path, program, "--max-restarts=0")
-    run.wait_for("away")
-    switch.is_on = True
-    status, said = run.end()
-    assert status == 0, run.errors
-    assert said[0].startswith("restart 1 after exit status 1 (its checkpoints cannot be reached)")
-
-
 @ON_BOTH
 def test_a_bucket_that_is_not_there_is_said_to_be_missing(s3: S3Server) -> None:
     mirror = Mirror("s3://no-such-bucket/run", options=s3.options())
@@ -271,26 +158,6 @@ def test_a_bucket_that_is_not_there_is_said_to_be_missing(s3: S3Server) -> None:
     ):
         with pytest.raises(StorageError, match="there is no such bucket: create it"):
             call()
-
-
-def test_a_run_that_only_restores_from_the_mirror_does_not_say_that_it_is_not_there(
-    s3: S3Server,
-    switched: tuple[FaultProxy, Switch],
-    prefix: str,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    proxy, switch = switched
-    first, training = Training(), Training(seed=1)
-    with with_mirror(tmp_path / "old", first, s3.mirror(prefix)) as manager:
-        bits = first.steps(manager, 1)
-        wait_uploaded(manager, 1)
-    mirror = s3.mirror(prefix, port=proxy.port)
-    with with_mirror(tmp_path / "new", training, mirror) as manager:
-        assert manager.restore()
-        assert training.bits() == bits[0]
-        switch.is_on = False  # what lies there is not looked at by the worker
-    assert "is not in the mirror" not in caplog.text
 
 
 def test_a_server_that_goes_away_in_the_middle_of_a_restore_loses_nothing(

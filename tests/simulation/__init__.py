@@ -1,1 +1,1 @@
-"""Recorded runs: reading them, taking them apart, replaying policies over them."""
+"""Recorded runs and simulated ones."""

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from checkfreq.pacing.trace import NAME, TraceLog
 from checkfreq.policy.observations import Iteration, Measured
-from checkfreq.simulation.recorded import Recording, read_trace
 from checkfreq.store.fileops import LocalFileOps
 
 HEADER = {"from_step": 0, "max_overhead": 0.035, "objective": "bound", "num_slots": 2}
@@ -64,8 +63,3 @@ def write_trace(
         log.add(Iteration(start_s, clock.now_s, held, is_quiet=not flying), counts=True)
     log.write()
     return folder / NAME
-
-
-def recorded(folder: Path, work_s: Sequence[float], **options: object) -> Recording:
-    """The same, read back."""
-    return read_trace(write_trace(folder, work_s, **options))  # type: ignore[arg-type]

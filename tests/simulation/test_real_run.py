@@ -15,17 +15,8 @@ from checkfreq.simulation.retrace import policy_of
 from checkfreq.simulation.series import take_apart
 from checkfreq.types import Objective
 
-NUM = 320
 
-
-def trained(
-    chk_dir: Path,
-    *,
-    num: int = NUM,
-    durable: int = 0,
-    record: bool = True,
-    **settings: object,
-) -> tuple[int, float]:
+def trained(chk_dir: Path, *, num: int, durable: int, max_overhead: float) -> tuple[int, float]:
     """Train a small network, until some checkpoints are durable; returns the iterations after the
     first boundary, and their seconds."""
     torch.manual_seed(0)
@@ -36,8 +27,9 @@ def trained(
         chk_dir,
         CFCheckpoint(model=model, optimizer=optimizer),
         retention=KeepLast(1),
-        config=CFConfig(stop_signals=(), record_trace=record),
-        **settings,  # type: ignore[arg-type]
+        config=CFConfig(stop_signals=(), record_trace=True),
+        mode=CFMode.AUTO,
+        max_overhead=max_overhead,
     )
     instants = []
     with manager:
@@ -85,9 +77,9 @@ def told_again(run: Recording) -> list[tuple[int | None, int | None]]:
     return found
 
 
-def test_the_policy_plans_again_what_it_planned_when_told_what_was_recorded(chk_dir: Path) -> None:
-    num, seconds = trained(chk_dir, durable=6, mode=CFMode.AUTO, max_overhead=0.9)
-    run = read_trace(chk_dir)
+def test_the_policy_plans_again_what_it_planned_when_told_what_was_recorded(tmp_path: Path) -> None:
+    num, seconds = trained(tmp_path, num=320, durable=6, max_overhead=0.9)
+    run = read_trace(tmp_path)
     assert run.num_iterations == num
     assert sum(run.took_s) == pytest.approx(seconds, rel=0.05, abs=0.5)
     assert (run.max_overhead, run.objective, run.interval_steps) == (0.9, Objective.BOUND, None)
@@ -97,15 +89,3 @@ def test_the_policy_plans_again_what_it_planned_when_told_what_was_recorded(chk_
         assert (planned is None) == (again is None)
         # Times are rounded, and a small change of the plan is damped.
         assert planned is None or again == pytest.approx(planned, rel=0.15, abs=1)
-
-
-def test_a_second_run_in_the_directory_follows_the_first_in_its_trace(chk_dir: Path) -> None:
-    trained(chk_dir, mode=CFMode.AUTO, num=40)
-    trained(chk_dir, mode=CFMode.AUTO, num=60, fresh=True)
-    assert read_trace(chk_dir).num_iterations == 59
-    assert (chk_dir / "trace.jsonl").read_text().count("checkfreq_trace") == 2
-
-
-def test_nothing_is_recorded_unless_asked(chk_dir: Path) -> None:
-    trained(chk_dir, mode=CFMode.AUTO, num=20, record=False)
-    assert not (chk_dir / "trace.jsonl").exists()

@@ -22,7 +22,7 @@ from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.collector import CapturedState, LocalState, TensorRef
 from checkfreq.types import Role
-from tests.fixtures.make_format_2 import FOLDER
+from tests.fixtures.format_2 import FOLDER
 from tests.state.ranks import Manifest, everyone, part, restored
 from tests.state.support import bits, state_bits
 

@@ -6,11 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from checkfreq.store.digests import digest_pieces, piece_bytes_of
+from checkfreq.store.fileops import Kind
 from checkfreq.store.joint import JointStore
 from checkfreq.store.manifest import FileEntry, Manifest, TensorEntry, digest_of
 from checkfreq.store.store import CommitResult, Pending
 from checkfreq.testing import page_aligned
-from checkfreq.types import Json
+from checkfreq.types import Json, TensorSpec
 
 Tensors = Mapping[str, tuple[Sequence[int], bytes]]
 
@@ -26,7 +28,11 @@ def image_of(name: str, tensors: Tensors) -> tuple[bytes, FileEntry]:
     head = len(text).to_bytes(8, "little") + text
     entries, at = [], len(head)
     for key, (shape, data) in tensors.items():
-        entries.append(TensorEntry(key, "uint8", tuple(shape), at, len(data), digest_of(data)))
+        spec = TensorSpec(key, "uint8", tuple(shape), at, len(data), piece_bytes_of(len(data)))
+        digest = digest_pieces(memoryview(data), spec)
+        entries.append(
+            TensorEntry(key, "uint8", spec.shape, at, len(data), digest, spec.piece_bytes)
+        )
         at += len(data)
     body = b"".join(data for _, data in tensors.values())
     return head + body, FileEntry(name, at, len(head), digest_of(head), tuple(entries))
@@ -119,3 +125,19 @@ def all_write(store: JointStore, step: int = 5, *, world: int = 3) -> tuple[Shar
 def commit_jointly(store: JointStore, step: int, *, world: int = 3) -> CommitResult:
     leader, pending = all_write(store, step, world=world)
     return leader_commits(store, pending, leader)
+
+
+def expect_whole(store: JointStore, step: int, *, world: int = 3) -> None:
+    """Assert that a step has what its ranks wrote, and nothing else."""
+    head, manifest = store.verify(step), store.manifest(step)
+    for share in shares(step, world=world):
+        assert manifest.ranks[share.rank] == share.own
+        for name, tensors in share.files.items():
+            assert store.ops.read_bytes(store.locate(step, name)) == image_of(name, tensors)[0]
+    names = {"manifest.json", *(file.name for file in (*head.files, *manifest.files))}
+    expected = {store.locate(step, name) for name in names}
+    found = set()
+    for folder in {path.parent for path in expected}:
+        kinds = store.ops.scan(folder)
+        found |= {folder / name for name, kind in kinds.items() if kind is Kind.FILE}
+    assert found == expected

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from checkfreq.store.boxes import Box
 from checkfreq.store.checks import ManifestError
 from checkfreq.store.cuts import Cut, CutIndex, cuts_of
-from tests.store.test_tiling import boxes_of
+from tests.store.geometry import boxes_of
 
 Held = Mapping[int, Sequence[tuple[tuple[int, ...], Box]]]
 
@@ -51,9 +51,7 @@ def shards() -> st.SearchStrategy[tuple[tuple[int, ...], Box]]:
 
 
 @given(st.dictionaries(st.integers(0, 20), st.lists(shards(), max_size=4), max_size=8), shards())
-def test_no_rank_whose_shard_overlaps_is_missed(
-    held: Held, wanted: tuple[tuple[int, ...], Box]
-) -> None:
+def test_no_rank_that_overlaps_is_missed(held: Held, wanted: tuple[tuple[int, ...], Box]) -> None:
     shape, box = wanted
     expected = {
         rank
@@ -66,23 +64,10 @@ def test_no_rank_whose_shard_overlaps_is_missed(
     assert through_json(index, [*held]).ranks(shape, box) == index.ranks(shape, box)
 
 
-@pytest.mark.parametrize("num_rows", [4096, 4095, 100, 5000])
+@pytest.mark.parametrize("num_rows", [4096, 5000])
 def test_rows_over_many_ranks_make_two_runs_at_most(num_rows: int) -> None:
     index = index_of(rows(num_rows, 4096))
     assert sum(map(len, index.runs.values())) <= 2
-
-
-def test_a_mesh_of_two_dimensions_makes_a_run_per_row() -> None:
-    held = {
-        row * 8 + column: [((64, 64), Box((row * 4, column * 8), (4, 8)))]
-        for row in range(16)
-        for column in range(8)
-    }
-    index = index_of(held)
-    assert [len(runs) for runs in index.runs.values()] == [16]
-    assert index.ranks((64, 64), Box((4, 8), (4, 8))) == {9}
-    assert index.ranks((64, 64), Box((0, 0), (8, 64))) == {*range(16)}
-    assert index.ranks((64, 32), Box((0, 0), (8, 32))) == set()
 
 
 def test_a_rank_with_two_shards_of_a_size_is_in_two_runs() -> None:
@@ -96,13 +81,6 @@ def test_a_rank_with_two_shards_of_a_size_is_in_two_runs() -> None:
     assert index.ranks((64,), Box((48,), (8,))) == {2, 3}
 
 
-def test_offsets_that_shrink_and_ranks_that_are_apart_are_runs_too() -> None:
-    held = {3 * n: [((40,), Box((36 - 4 * n,), (4,)))] for n in range(10)}
-    index = index_of(held)
-    assert [len(runs) for runs in index.runs.values()] == [1]
-    assert index.ranks((40,), Box((4,), (5,))) == {3 * 8, 3 * 7}
-
-
 DIMS = [[0, 40]]
 
 
@@ -114,12 +92,9 @@ DIMS = [[0, 40]]
         [[DIMS, [[0, 1, 1, [0], [0]]]]],
         [[DIMS, [[0, 1, 1, [0, 0], [0], [4]]]]],
         [[DIMS, [[0, 0, 1, [0], [0], [4]]]]],
-        [[DIMS, [[0, 1, 0, [0], [0], [4]]]]],
         [[DIMS, [[0, 1, 3, [0], [4], [4]]]]],  # ranks that have no record
-        [[DIMS, [[0, 1, 2**60, [0], [4], [4]]]]],
         [[DIMS, [[0, 1, 1, [-1], [0], [4]]]]],
         [[DIMS, [[0, 1, 1, [0], [0.5], [4]]]]],
-        [[[[0, 40], [0, 40]], []]],
         [[[[1, 40], [0, 40]], []]],
         [[[[0, True]], []]],
         [[DIMS, []], [DIMS, []]],
@@ -130,7 +105,7 @@ def test_an_index_that_cannot_be_is_refused(value: Any) -> None:
         CutIndex.from_json(value, ranks={0, 1})
 
 
-@pytest.mark.parametrize("value", [None, [DIMS, [0]], [DIMS, [0], [4, 4]], [DIMS, [0], ["4"]]])
+@pytest.mark.parametrize("value", [None, [DIMS, [0], [4, 4]], [DIMS, [0], ["4"]]])
 def test_a_cut_that_cannot_be_is_refused(value: Any) -> None:
     with pytest.raises(ManifestError):
         Cut.from_json(value)

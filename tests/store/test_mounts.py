@@ -37,12 +37,6 @@ def test_of_mounts_at_one_place_the_latest_is_named(listed: Path, tmp_path: Path
     assert found == Mount(device_of(tmp_path), str(place), "xfs", "/dev/a disk")
 
 
-def test_a_device_that_is_not_listed_counts_by_its_place(tmp_path: Path) -> None:
-    (tmp_path / "mountinfo").write_text("1 0 999:9 / / rw - btrfs /dev/root rw\n")
-    found = mount_of(tmp_path, mountinfo=tmp_path / "mountinfo")
-    assert found == Mount("999:9", "/", "btrfs", "/dev/root")
-
-
 def test_nothing_is_known_where_nothing_is_listed(tmp_path: Path) -> None:
     (tmp_path / "mountinfo").touch()
     assert mount_of(tmp_path, mountinfo=tmp_path / "mountinfo") is None

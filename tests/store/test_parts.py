@@ -12,7 +12,6 @@ from checkfreq.errors import PersistError
 from checkfreq.store.manifest import Manifest
 from checkfreq.store.parts import (
     buffers_stem_of,
-    check_sizes,
     decode_merged,
     file_name,
     frozen_stem_of,
@@ -47,9 +46,14 @@ def test_the_names_tied_to_a_key_come_from_what_is_shared_and_from_every_rank() 
     assert tied_names(shared, "m", owns) == {"embedding": ["head", "tail"], "a": ["b"]}
 
 
-def test_the_file_of_what_is_a_ranks_own_is_told_from_that_of_an_object() -> None:
+def test_a_rank_that_comes_twice_or_has_a_file_of_another_is_refused() -> None:
     assert all(is_stem_of_a_rank(stem_of("model", rank)) for rank in (0, 7, 123456))
     assert not any(map(is_stem_of_a_rank, ("model", "model.rank-1", "model.rank-00001.x")))
+    leader, one, two = manifests()
+    with pytest.raises(PersistError, match="expected one part of rank 1, found two"):
+        merge(leader, [one, one])
+    with pytest.raises(PersistError, match="rank 2 wrote a file that is not its own"):
+        merge(leader, [one, replace(two, files=one.files)])
 
 
 def test_merging_puts_all_files_and_ranks_into_one_manifest() -> None:
@@ -68,8 +72,6 @@ def test_merging_puts_all_files_and_ranks_into_one_manifest() -> None:
     ("part", "said"),
     [
         (replace(manifests()[1], step=6), "rank 1 says step 6, expected 5"),
-        (replace(manifests()[1], attempt="b"), "rank 1 says attempt b, expected a5"),
-        (replace(manifests()[1], world=4), "rank 1 says world 4, expected 3"),
         (manifests()[2], r"rank 1 says ranks \[2\], expected \[1\]"),
         (replace(manifests()[1], objects={"m": 1}), r"rank 1 says objects \['m'\], expected \[\]"),
     ],
@@ -89,29 +91,6 @@ def test_a_damaged_part_is_refused() -> None:
         decode_merged(damaged, path="p", of=leader, rank=1)
 
 
-@pytest.mark.parametrize(("size", "said"), [(3, "found 3 bytes"), (None, "found no such file")])
-def test_a_file_of_another_size_is_refused(size: int | None, said: str) -> None:
-    part = manifests()[1]
-    expected = {file.name: file.num_bytes for file in part.files}
-    check_sizes(part, expected, expected, rank=1)
-    name = "rng.rank-00001.safetensors"
-    text = f"rank 1's {name}: expected {expected[name]} bytes, {said}"
-    with pytest.raises(PersistError, match=text):
-        check_sizes(part, expected, {**expected, name: size}, rank=1)
-
-
-def test_a_rank_that_comes_twice_is_refused() -> None:
-    leader, one, _ = manifests()
-    with pytest.raises(PersistError, match="expected one part of rank 1, found two"):
-        merge(leader, [one, one])
-
-
-def test_a_rank_that_wrote_a_file_of_a_different_rank_is_refused() -> None:
-    leader, one, two = manifests()
-    with pytest.raises(PersistError, match="rank 2 wrote a file that is not its own"):
-        merge(leader, [one, replace(two, files=one.files)])
-
-
 def set_shards(value: Any) -> Callable[[Share], None]:
     def change(share: Share) -> None:
         share.own["m"]["shards"] = value
@@ -126,32 +105,19 @@ def set_weight(*place: Any) -> Callable[[Share], None]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            set_shards({}),
-            "tensor 'weight' of 'm': expected 12 elements .* found 8 from rank.* 0, 1",
-        ),
+        (set_shards({}), "'weight' of 'm': expected 12 elements .* found 8 from rank.* 0, 1"),
         (set_shards([]), "rank 2's 'm': shards: expected an object"),
         (set_shards({"other": [[3, 4], [0, 0]]}), "'other' of 'm': rank 2 .* found no such tensor"),
         (set_weight([3, 4], [1, 0]), r"once, found \[1, 4\] at \[1, 0\] of rank 1 and"),
-        (
-            set_weight([3, 4], [3, 0]),
-            r"expected a box within \[3, 4\], found \[1, 4\] at \[3, 0\]",
-        ),
-        (
-            set_weight([4, 4], [2, 0]),
-            r"expected \[3, 4\], as rank 0 says, found \[4, 4\] of rank 2",
-        ),
-        (set_weight([3, 4], [2]), r"expected a box within \[3, 4\], found \[1, 4\] at \[2\] of"),
+        (set_weight([3, 4], [3, 0]), r"a box within \[3, 4\], found \[1, 4\] at \[3, 0\]"),
+        (set_weight([4, 4], [2, 0]), r"as rank 0 says, found \[4, 4\] of rank 2"),
         (set_weight([3, 4]), r"'weight': expected \[\[global shape\], \[offsets\]\], found"),
-        (set_weight([3, 4], [-1, 0]), "expected .*global shape"),
         (set_weight([3, 4], [True, 0]), "expected .*global shape"),
         (set_weight([3, 4], "ab"), "expected .*global shape"),
         (set_shards({"weight": 5}), "rank 2's 'm': shard 'weight'"),
     ],
 )
-def test_shards_that_do_not_cover_exactly_are_refused(
-    change: Callable[[Share], None], said: str
-) -> None:
+def test_shards_that_do_not_cover_are_refused(change: Callable[[Share], None], said: str) -> None:
     leader, one, two = shares()
     change(two)
     with pytest.raises(PersistError, match=said):
@@ -168,10 +134,8 @@ def test_a_tensor_that_is_there_whole_and_in_shards_is_refused(file: str) -> Non
 
 def test_a_sharded_tensor_of_which_no_rank_has_anything_is_refused() -> None:
     leader, one, two = shares()
-    leader.objects = {
-        "odd": 5,
-        "m": {"sharded_tensors": {"weight": ["uint8", [3, 4]], "lost": ["uint8", [2]]}},
-    }
+    sharded = {"weight": ["uint8", [3, 4]], "lost": ["uint8", [2]]}
+    leader.objects = {"odd": 5, "m": {"sharded_tensors": sharded}}
     parts = [one.manifest(), two.manifest()]
     with pytest.raises(PersistError, match="'lost' of 'm': expected shards, found none from any"):
         merge(leader.manifest(), parts)
@@ -194,9 +158,7 @@ def test_shards_without_elements_and_tensors_without_dimensions_are_fine() -> No
     set_weight([2, 4], [2, 0])(two)
     for share in (leader, one):
         share.own["m"]["shards"]["weight"][0] = [2, 4]
-    one.files["m.rank-00001.safetensors"] = {
-        **one.files["m.rank-00001.safetensors"],
-        "scale": ([], b"\1"),
-    }
+    own = one.files["m.rank-00001.safetensors"]
+    one.files["m.rank-00001.safetensors"] = {**own, "scale": ([], b"\1")}
     one.own["m"]["shards"]["scale"] = [[], []]
     assert merge(leader.manifest(), [one.manifest(), two.manifest()]).world == 3

@@ -28,11 +28,6 @@ MEMORY = Path("/chk")
 
 
 @pytest.fixture
-def disk() -> CrashingFileOps:
-    return CrashingFileOps()
-
-
-@pytest.fixture
 def memory(disk: CrashingFileOps) -> CheckpointStore:
     store = CheckpointStore(MEMORY, ops=disk)
     store.open()
@@ -67,23 +62,29 @@ def inject(code: int) -> OSError:
 
 def test_a_committed_step_is_listed_and_verifies(store: CheckpointStore) -> None:
     commit(store, 3, 12, 123_456_789)
+    for name in ("1", "000000001", "00000001x", "0000000\u0661"):
+        (store.root / f"step-{name}").mkdir()
     assert store.steps() == [3, 12, 123_456_789]
-    assert store.path(3).name == "step-00000003"
     assert store.verify(12).step == 12
     assert sorted(os.listdir(store.path(3))) == ["a.safetensors", "b.safetensors", "manifest.json"]
     assert (store.root / "latest").read_text() == "step-123456789\n"
 
 
-def test_open_makes_missing_parents_durable(disk: CrashingFileOps) -> None:
-    CheckpointStore(Path("/a/b/c"), ops=disk).open()
-    assert disk.calls == [
-        "mkdir /a",
-        "sync_dir /",
-        "mkdir /a/b",
-        "sync_dir /a",
-        "mkdir /a/b/c",
-        "sync_dir /a/b",
-    ]
+def test_open_makes_missing_parents_durable_also_where_another_rank_is_faster() -> None:
+    class Slow(CrashingFileOps):
+        def mkdir(self, path: Path, *, parents: bool = False) -> None:
+            super().mkdir(path, parents=parents)
+            super().mkdir(path, parents=parents)  # the other rank's came first
+
+    for disk in (CrashingFileOps(), Slow()):
+        CheckpointStore(Path("/a/b/c"), ops=disk).open()
+        assert all(left.is_dir(Path("/a/b/c")) for left in disk.survivors())
+
+
+def test_a_parent_need_not_be_synced(disk: CrashingFileOps, memory: CheckpointStore) -> None:
+    disk.fail_after(0, inject(errno.EACCES))
+    memory.open()
+    assert memory.steps() == []
 
 
 def test_open_where_a_file_is_in_the_way_is_an_error(tmp_path: Path) -> None:
@@ -92,54 +93,13 @@ def test_open_where_a_file_is_in_the_way_is_an_error(tmp_path: Path) -> None:
         CheckpointStore(tmp_path / "chk").open()
 
 
-def test_open_removes_what_interrupted_commits_and_prunes_left(store: CheckpointStore) -> None:
-    commit(store, 1)
-    store.begin(2, attempt="a").create_payload("m", 10).close()
-    os.rename(store.path(1), store.root / ".trash-1")
-    store.open()
-    assert os.listdir(store.root) == ["latest"]
-
-
-def test_open_leaves_what_it_cannot_remove(
-    disk: CrashingFileOps, memory: CheckpointStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in (".tmp-1-a", ".trash-1"):
-        disk.mkdir(MEMORY / name)
-    disk.fail_after(1, inject(errno.ENOTEMPTY))  # the first is the sync of the parent
-    memory.open()
-    assert ".tmp-1-a is left until the next start" in caplog.text
-    assert disk.listdir(MEMORY) == [".tmp-1-a"]
-
-
-def test_a_commit_that_cannot_fit_is_refused_before_anything_is_written(
-    store: CheckpointStore,
-) -> None:
-    with pytest.raises(OSError, match=r"step 1 needs 9223372036854775807 bytes, .* are free"):
-        store.begin(1, attempt="a", num_bytes=2**63 - 1)
-    assert os.listdir(store.root) == []
-
-
-def test_a_step_that_exists_is_set_aside_where_it_is_not_to_be_kept(
-    store: CheckpointStore,
-) -> None:
+def test_a_step_that_is_not_to_be_kept_is_set_aside(store: CheckpointStore) -> None:
     for name in ("first", "second", "third"):
         pending = store.begin(1, attempt=name)
         manifest = Manifest(1, name, 1, 0.0, {}, (), {})
         assert not store.commit(pending, manifest, keep_existing=False).kept_existing
     assert store.verify(1).attempt == "third"
     assert len(os.listdir(store.root / "superseded")) == 2
-
-
-def test_a_step_that_exists_comes_back_when_the_one_in_its_place_cannot_be_committed(
-    disk: CrashingFileOps, memory: CheckpointStore
-) -> None:
-    memory.commit(memory.begin(1, attempt="a"), Manifest(1, "a", 1, 0.0, {}, (), {}))
-    pending = memory.begin(1, attempt="b")
-    disk.fail_after(8, inject(errno.EIO))
-    with pytest.raises(OSError, match="Input/output error"):
-        memory.commit(pending, Manifest(1, "b", 1, 0.0, {}, (), {}), keep_existing=False)
-    assert disk.calls[-3].startswith(f"rename {MEMORY}/superseded/")
-    assert memory.verify(1).attempt == "a"
 
 
 def test_keeping_a_step_acknowledges_it_only_when_its_name_is_durable(
@@ -154,15 +114,19 @@ def test_keeping_a_step_acknowledges_it_only_when_its_name_is_durable(
     assert all(CheckpointStore(MEMORY, ops=one).steps() == [1] for one in disk.survivors())
 
 
-def test_a_step_that_exists_and_is_damaged_is_quarantined_and_replaced(
-    store: CheckpointStore,
-) -> None:
-    commit_bytes(store, 1, {"m": b"first"})
-    damage(store.path(1) / "m")
-    assert not commit_bytes(store, 1, {"m": b"second"}).kept_existing
-    store.verify(1)
-    names = ["step-00000001", "step-00000001.reason.txt"]
-    assert sorted(os.listdir(store.root / "quarantine")) == names
+def test_damaged_steps_are_quarantined_each_with_its_reason(store: CheckpointStore) -> None:
+    for data in (b"first", b"second", b"third"):
+        assert not commit_bytes(store, 1, {"m": data}).kept_existing
+        store.verify(1)
+        damage(store.path(1) / "m")
+    store.quarantine(1, "by hand \ud800")
+    names = [f"step-00000001{number}" for number in ("", ".1", ".2")]
+    folder = store.root / "quarantine"
+    assert sorted(os.listdir(folder)) == sorted([*names, *(f"{n}.reason.txt" for n in names)])
+    assert (folder / "step-00000001.2.reason.txt").read_text() == "by hand \\ud800\n"
+    assert store.ever_held()
+    with pytest.raises(CorruptCheckpointError, match="only quarantined ones"):
+        store.newest_valid(check=store.verify)
 
 
 def test_a_manifest_that_does_not_describe_the_files_is_refused(store: CheckpointStore) -> None:
@@ -178,40 +142,29 @@ def test_a_manifest_that_does_not_describe_the_files_is_refused(store: Checkpoin
     assert store.steps() == [1]
 
 
-def test_abort_removes_the_pending_directory_with_open_files_in_it(
-    store: CheckpointStore,
-) -> None:
-    pending = store.begin(1, attempt="a")
-    pending.create_payload("m", 10)
-    store.abort(pending)
-    store.abort(pending)
-    assert os.listdir(store.root) == []
-
-
 def test_abort_leaves_what_it_cannot_remove_for_the_next_start(
     disk: CrashingFileOps, memory: CheckpointStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     pending = memory.begin(1, attempt="a")
+    pending.create_payload("m", 10)
     disk.fail_after(0, inject(errno.EROFS))
     memory.abort(pending)
     assert "left until the next start" in caplog.text
     assert disk.listdir(MEMORY) == [".tmp-1-a"]
     memory.open()
+    memory.abort(pending)
     assert disk.listdir(MEMORY) == []
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("after", [None, 1])
-def test_a_failure_at_any_operation_of_a_commit_leaves_the_old_set(
-    code: int, after: int | None
-) -> None:
+def test_a_failure_at_any_operation_of_a_commit_leaves_the_old_set(after: int | None) -> None:
     failures = 0
     for num_calls in range(100):
         disk = CrashingFileOps()
         store = CheckpointStore(MEMORY, ops=disk)
         store.open()
         commit(store, 1, 3, 4)
-        disk.fail_after(num_calls, inject(code))
+        disk.fail_after(num_calls, inject(errno.EIO))
         try:
             commit(store, 5, after=after)
         except OSError:
@@ -248,21 +201,8 @@ def test_a_supersession_that_cannot_be_undone_says_so(
     assert disk.listdir(MEMORY / "superseded") == ["step-00000002"]
 
 
-def test_later_steps_are_set_aside_when_a_commit_supersedes_them(store: CheckpointStore) -> None:
-    commit(store, 10, 20, 30)
-    commit(store, 20, after=10)
-    assert store.steps() == [10, 20]
-    commit(store, 30)
-    commit(store, 5, after=-1)
-    assert store.steps() == [5]
-    names = ["step-00000010", "step-00000020", "step-00000020.1", "step-00000030"]
-    assert sorted(os.listdir(store.root / "superseded")) == [*names, "step-00000030.1"]
-
-
 @pytest.mark.parametrize("how", ["superseded", "quarantined"])
-def test_marks_of_a_step_set_aside_do_not_pass_to_its_successor(
-    how: str, store: CheckpointStore
-) -> None:
+def test_marks_of_a_step_set_aside_do_not_pass_on(how: str, store: CheckpointStore) -> None:
     commit(store, 1, 2)
     for step in (1, 2):
         store.add_mark(step, keep=True, metrics={"loss": 1.5})
@@ -275,19 +215,6 @@ def test_marks_of_a_step_set_aside_do_not_pass_to_its_successor(
 # Listing and reading.
 
 
-def test_only_canonical_directory_names_are_steps(store: CheckpointStore) -> None:
-    commit(store, 100_000_000)
-    for name in (
-        "step-1",
-        "step-000000001",
-        "step-00000001x",
-        "step-0000000\u0661",
-        "Step-00000001",
-    ):
-        (store.root / name).mkdir()
-    assert store.steps() == [100_000_000]
-
-
 def test_a_missing_directory_has_no_steps_and_never_held_one(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "missing")
     assert store.steps() == []
@@ -296,13 +223,6 @@ def test_a_missing_directory_has_no_steps_and_never_held_one(tmp_path: Path) -> 
     with pytest.raises(NoCheckpointError):
         store.newest_valid(check=store.verify)
     assert not (tmp_path / "missing").exists()
-
-
-def test_a_file_in_a_steps_place_is_corruption(store: CheckpointStore) -> None:
-    store.path(1).write_bytes(b"")
-    assert store.steps() == [1]
-    with pytest.raises(CorruptCheckpointError, match="Not a directory"):
-        store.verify(1)
 
 
 def test_a_large_file_is_verified_piece_by_piece(store: CheckpointStore) -> None:
@@ -323,14 +243,11 @@ def grow(path: Path) -> None:
         file.write(b"\0")
 
 
-def swap_for_directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-@pytest.mark.parametrize("name", ["a.safetensors", "b.safetensors", "manifest.json"])
-@pytest.mark.parametrize("spoil", [Path.unlink, cut, grow, swap_for_directory])
-def test_a_file_that_is_gone_or_of_another_kind_or_length_is_corruption(
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [("a.safetensors", cut), ("b.safetensors", grow), ("manifest.json", Path.unlink)],
+)
+def test_a_file_that_is_gone_or_of_another_length_is_corruption(
     name: str, spoil: Callable[[Path], None], store: CheckpointStore
 ) -> None:
     commit(store, 1, 2)
@@ -339,6 +256,9 @@ def test_a_file_that_is_gone_or_of_another_kind_or_length_is_corruption(
         with pytest.raises(CorruptCheckpointError, match=name):
             look(2)
         assert store.newest_valid(check=look)[0].step == 1
+    spoil(store.path(1) / name)
+    with pytest.raises(CorruptCheckpointError, match=rf"step 2: .*{name}.*; step 1: .*{name}"):
+        store.newest_valid(check=store.verify)
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "a.safetensors"])
@@ -351,18 +271,6 @@ def test_a_fifo_in_the_place_of_a_committed_file_is_corruption(
     for look in (store.inspect, store.verify):
         with pytest.raises(CorruptCheckpointError, match="a regular file, got a FIFO"):
             look(2)
-
-
-def test_every_flipped_byte_of_a_payload_is_found(store: CheckpointStore) -> None:
-    commit(store, 1)
-    for name in ("a.safetensors", "b.safetensors"):
-        path = store.path(1) / name
-        for place in range(path.stat().st_size):
-            damage(path, place)
-            with pytest.raises(CorruptCheckpointError, match=name):
-                store.verify(1)
-            damage(path, place)
-    store.verify(1)
 
 
 def test_a_file_that_ends_while_it_is_verified_is_corruption(store: CheckpointStore) -> None:
@@ -397,29 +305,23 @@ def write_large(store: CheckpointStore, *, state_bytes: int, header: bytes) -> N
         raise
 
 
-def test_a_record_larger_than_its_state_may_be_is_refused_when_it_is_written(
-    store: CheckpointStore,
-) -> None:
+def test_a_record_larger_than_its_state_may_be_is_not_written(store: CheckpointStore) -> None:
     with pytest.raises(PersistError, match=r"manifest .* bytes long.*Keep long lists"):
         # Blanks add nothing, and a MiB of payload 1 KiB for digests.
         write_large(store, state_bytes=STATE_BYTES + 1024, header=b"{}" + b" " * (1 << 20))
     assert store.steps() == []
 
 
-def test_a_record_may_be_as_large_as_the_headers_of_its_tensors_make_it(
-    store: CheckpointStore,
-) -> None:
+def test_a_record_may_be_as_large_as_its_tensors_headers_make_it(store: CheckpointStore) -> None:
     write_large(store, state_bytes=STATE_BYTES, header=b"n" * (5 << 20))
     assert store.manifest(1).objects["notes"]["tree"] == "a" * STATE_BYTES
 
 
-def test_a_record_larger_than_it_can_need_is_corruption_and_not_read(
-    store: CheckpointStore,
-) -> None:
+def test_a_record_larger_than_can_be_is_corruption_and_not_read(store: CheckpointStore) -> None:
     commit(store, 1)
     path = store.path(1) / "manifest.json"
     os.truncate(path, 1 << 40)
-    for claimed in (0, 2, 1 << 20, (1 << 64) - 1):
+    for claimed in (2, (1 << 64) - 1):
         with (store.path(1) / "x.safetensors").open("wb") as file:
             file.write(claimed.to_bytes(8, "little"))
             file.truncate(1 << 20)
@@ -461,34 +363,17 @@ def test_newest_valid_walks_past_steps_that_cannot_be_read(
     assert len(slept) == pauses
 
 
-def test_newest_valid_walks_past_damaged_steps_and_says_so(store: CheckpointStore) -> None:
-    commit(store, 1, 2, 3)
-    damage(store.path(3) / "a.safetensors")
-    (store.path(2) / "manifest.json").unlink()
-    found, rejected = store.newest_valid(check=store.verify)
-    assert found.step == 1
-    assert [item.step for item in rejected] == [3, 2]
-    assert "a.safetensors" in str(rejected[0].error)
-    assert store.steps() == [1, 2, 3]
-
-
-def test_when_none_validates_the_error_names_every_one(store: CheckpointStore) -> None:
+def test_a_rejected_step_does_not_keep_the_memory_of_its_reading(store: CheckpointStore) -> None:
     commit(store, 1, 2)
-    for step in (1, 2):
-        (store.path(step) / "manifest.json").unlink()
-    with pytest.raises(CorruptCheckpointError, match=r"step 2: .*; step 1: .*manifest.json"):
-        store.newest_valid(check=store.verify)
+    damage(store.path(2) / "a.safetensors")
+    found, (rejected,) = store.newest_valid(check=store.verify)
+    assert (found.step, rejected.step) == (1, 2)
+    assert rejected.error.__traceback__ is None
 
 
-def test_a_directory_with_only_quarantined_steps_did_hold_one(store: CheckpointStore) -> None:
-    commit(store, 1)
-    store.quarantine(1, "bad")
-    assert store.ever_held()
-    with pytest.raises(CorruptCheckpointError, match="only quarantined ones"):
-        store.newest_valid(check=store.verify)
-
-
-@pytest.mark.parametrize("error", [ConfigError("newer"), inject(errno.EACCES)])
+@pytest.mark.parametrize(
+    "error", [ConfigError("newer"), inject(errno.EACCES), NoCheckpointError("of something else")]
+)
 def test_other_errors_are_never_walked_past(store: CheckpointStore, error: Exception) -> None:
     def check(step: int) -> Manifest:
         if step == 2:
@@ -498,6 +383,16 @@ def test_other_errors_are_never_walked_past(store: CheckpointStore, error: Excep
     commit(store, 1, 2)
     with pytest.raises(type(error)):
         store.newest_valid(check=check)
+
+
+def test_a_step_that_is_listed_and_never_there_ends_in_an_error() -> None:
+    class Haunted(CrashingFileOps):
+        def scan(self, path: Path, *, beginning: tuple[str, ...] = ("",)) -> Mapping[str, Kind]:
+            return {"step-00000009": Kind.DIRECTORY}
+
+    store = CheckpointStore(MEMORY, ops=Haunted())
+    with pytest.raises(CorruptCheckpointError, match=r"step-00000009: directory"):
+        store.newest_valid(check=store.verify)
 
 
 def test_a_step_pruned_while_a_reader_walks_is_not_called_corrupt(store: CheckpointStore) -> None:
@@ -512,40 +407,10 @@ def test_a_step_pruned_while_a_reader_walks_is_not_called_corrupt(store: Checkpo
     assert (found.step, rejected) == (3, ())
 
 
-def test_a_check_that_finds_no_checkpoint_in_a_step_that_is_there_is_an_error(
-    store: CheckpointStore,
-) -> None:
-    def check(step: int) -> Manifest:
-        raise NoCheckpointError("something else is missing")
-
-    commit(store, 1)
-    with pytest.raises(NoCheckpointError, match="something else"):
-        store.newest_valid(check=check)
-
-
 # Quarantine, prune, marks.
 
 
-def test_quarantine_keeps_every_directory_and_its_reason(store: CheckpointStore) -> None:
-    for reason in ("first", "second \ud800"):
-        commit(store, 1)
-        target = store.quarantine(1, reason)
-        assert sorted(os.listdir(target))[-1] == "manifest.json"
-    folder = store.root / "quarantine"
-    assert (folder / "step-00000001.reason.txt").read_text() == "first\n"
-    assert (folder / "step-00000001.1.reason.txt").read_text() == "second \\ud800\n"
-
-
-def test_prune_removes_the_given_steps_but_the_last(store: CheckpointStore) -> None:
-    commit(store, 1, 2, 3)
-    assert store.prune([2, 1, 99]) == [1, 2]
-    assert store.prune([]) == store.prune([3]) == []
-    assert sorted(os.listdir(store.root)) == ["latest", "step-00000003"]
-
-
-def test_prune_keeps_the_last_valid_one_when_those_to_stay_are_damaged(
-    store: CheckpointStore,
-) -> None:
+def test_prune_keeps_the_last_valid_one_if_the_others_are_damaged(store: CheckpointStore) -> None:
     commit(store, 1, 2, 3, 4)
     (store.path(4) / "a.safetensors").unlink()
     damage(store.path(3) / "manifest.json")
@@ -553,72 +418,37 @@ def test_prune_keeps_the_last_valid_one_when_those_to_stay_are_damaged(
     assert store.steps() == [2, 4]
 
 
-def test_marks_add_up(store: CheckpointStore) -> None:
-    store.add_mark(1, keep=True)
-    store.add_mark(1, metrics={"loss": 0.5})
-    store.add_mark(1, metrics={"accuracy": 0.25})
-    store.add_mark(2, metrics={"loss": float("inf")})
-    store.add_mark(2, keep=False)
-    assert store.marks() == {
-        1: StepMark(True, {"loss": 0.5, "accuracy": 0.25}),
-        2: StepMark(False, {"loss": float("inf")}),
-    }
+def mark_often(store: CheckpointStore, steps: Iterable[int]) -> int:
+    """As many ``add_mark`` with a loss would, without a sync for each; the file's length."""
+    path = store.root / "marks.jsonl"
+    for step in steps:
+        store.ops.append_line(path, mark_line(step, metrics={"loss": 1.0 / step}))
+    return store.ops.file_size(path)
 
 
-def mark_often(store: CheckpointStore, steps: Iterable[int]) -> None:
-    """As many ``add_mark`` with a loss would, without a sync for each."""
-    with (store.root / "marks.jsonl").open("a") as file:
-        file.writelines(f"{mark_line(step, metrics={'loss': 1.0 / step})}\n" for step in steps)
-
-
-def test_the_marks_of_a_long_run_stay_short_and_those_of_its_checkpoints_are_kept(
-    store: CheckpointStore,
-) -> None:
+def test_marks_of_a_long_run_stay_short_and_those_needed_are_kept(store: CheckpointStore) -> None:
     commit(store, 1001, 1002, 1003, 1004)
-    mark_often(store, range(1, 1001))
+    long = mark_often(store, range(1, 1001))
     store.add_mark(1002, keep=True, metrics={"loss": 0.5})
     store.add_mark(1003, finished=True)
-    path = store.root / "marks.jsonl"
-    before = path.stat().st_size
     store.prune([1001])
-    assert path.stat().st_size < before / 100
     expected = {1002: StepMark(True, {"loss": 0.5}), 1003: StepMark(finished=True)}
     assert store.marks() == expected
-    mark_often(store, [7] * 100)  # short: not written anew at each prune
-    before = path.stat().st_size
+    short = mark_often(store, [7] * 100)  # not written anew at each prune
+    assert short < long / 5
     store.prune([1004])
-    assert path.stat().st_size == before
+    assert mark_often(store, []) == short
 
 
 def test_a_prune_reports_removed_steps_even_if_the_marks_cannot_be_shortened(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    disk: CrashingFileOps, memory: CheckpointStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Full(LocalFileOps):
-        def replace_file(self, path: Path, data: bytes, *, sync: bool = True) -> None:
-            if path.name == "marks.jsonl":
-                raise OSError(errno.ENOSPC, "No space left on device")
-            super().replace_file(path, data, sync=sync)
-
-    full = CheckpointStore(tmp_path / "chk", ops=Full(tmp_path / "chk"))
-    full.open()
-    commit(full, 1, 2)
-    mark_often(full, [2] * 400)
-    assert full.prune([1]) == [1]
+    commit(memory, 1, 2)
+    mark_often(memory, [2] * 400)
+    disk.fail_after(6, inject(errno.ENOSPC))  # rename, its sync, and four removals
+    assert memory.prune([1]) == [1]
     assert "marks.jsonl is not shortened" in caplog.text
-    assert full.marks() == {2: StepMark(False, {"loss": 0.5})}
-
-
-def test_a_rejected_step_does_not_keep_the_memory_of_its_reading(store: CheckpointStore) -> None:
-    commit(store, 1, 2)
-
-    def check(step: int) -> int:
-        if step == 2:
-            raise CorruptCheckpointError("step 2", check="digest", expected="a", got="b")
-        return step
-
-    _, rejected = store.newest_valid(check=check)
-    assert [item.step for item in rejected] == [2]
-    assert rejected[0].error.__traceback__ is None
+    assert memory.marks() == {2: StepMark(False, {"loss": 0.5})}
 
 
 # What is not ours, and directories that cannot be renamed.
@@ -640,33 +470,13 @@ def test_a_link_named_like_a_step_is_no_checkpoint_and_is_warned_of_once(
     with pytest.raises(CorruptCheckpointError, match="got a symbolic link"):
         store.manifest(9)
     assert store.prune([9]) == []
-    commit(store, 8, after=1)
-    assert store.links() == [9]
     assert sorted(os.listdir(tmp_path / "elsewhere"))[-1] == "manifest.json"
-
-
-def test_a_directory_with_nothing_but_a_link_is_not_a_first_run(
-    store: CheckpointStore, tmp_path: Path
-) -> None:
-    store.path(9).symlink_to(tmp_path / "nowhere")
+    shutil.rmtree(store.path(1))
     with pytest.raises(CorruptCheckpointError, match="step-00000009 is a symbolic link"):
-        store.newest_valid(check=store.verify)
+        store.newest_valid(check=store.verify)  # no first run
 
 
-def test_a_commit_sets_a_link_in_its_place_aside_itself(
-    store: CheckpointStore, tmp_path: Path
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    store.path(1).symlink_to(tmp_path / "elsewhere")
-    commit(store, 1)
-    assert store.verify(1).step == 1
-    assert (store.root / "quarantine" / "step-00000001").is_symlink()
-    assert os.listdir(tmp_path / "elsewhere") == []
-
-
-def test_a_folder_of_the_store_that_is_a_link_is_not_written_through(
-    store: CheckpointStore, tmp_path: Path
-) -> None:
+def test_a_folder_that_is_a_link_is_not_written_to(store: CheckpointStore, tmp_path: Path) -> None:
     commit(store, 1)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "step-00000004").mkdir()
@@ -691,33 +501,6 @@ def test_open_removes_a_link_but_not_its_target(store: CheckpointStore, tmp_path
     assert os.listdir(tmp_path / "precious") == ["thesis"]
 
 
-def test_a_directory_that_another_rank_creates_meanwhile_is_used(disk: CrashingFileOps) -> None:
-    class Slow(CrashingFileOps):
-        def mkdir(self, path: Path, *, parents: bool = False) -> None:
-            super().mkdir(path, parents=parents)
-            super().mkdir(path, parents=parents)  # the other rank's came first
-
-    CheckpointStore(MEMORY, ops=Slow()).open()
-
-
-def test_a_parent_that_cannot_be_synced_is_no_error(
-    disk: CrashingFileOps, memory: CheckpointStore
-) -> None:
-    disk.fail_after(0, inject(errno.EACCES))
-    memory.open()
-    assert memory.steps() == []
-
-
-def test_a_step_that_is_listed_and_never_there_ends_in_an_error(disk: CrashingFileOps) -> None:
-    class Haunted(CrashingFileOps):
-        def scan(self, path: Path, *, beginning: tuple[str, ...] = ("",)) -> Mapping[str, Kind]:
-            return {"step-00000009": Kind.DIRECTORY}
-
-    store = CheckpointStore(MEMORY, ops=Haunted())
-    with pytest.raises(CorruptCheckpointError, match=r"step-00000009: directory"):
-        store.newest_valid(check=store.verify)
-
-
 def test_marks_that_are_a_fifo_are_an_error_at_once(store: CheckpointStore) -> None:
     os.mkfifo(store.root / "marks.jsonl")
     with pytest.raises(ForeignEntryError, match=r"marks\.jsonl"):
@@ -726,54 +509,29 @@ def test_marks_that_are_a_fifo_are_an_error_at_once(store: CheckpointStore) -> N
     assert store.verify(1).step == 1
 
 
-def test_a_removal_without_a_rename_that_failed_is_finished_at_the_next_open(
-    disk: CrashingFileOps, memory: CheckpointStore, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("then", ["open", "commit"])
+def test_a_removal_without_a_rename_that_failed_is_finished_by_the_next_open_or_commit(
+    then: str, disk: CrashingFileOps, memory: CheckpointStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     commit(memory, 1, 2)
+    disk.fail_after(0, inject(errno.EIO))
+    with pytest.raises(OSError, match="Input/output"):  # no reason to go without a rename
+        memory.prune([1])
+    assert memory.steps() == [1, 2]
     disk.fix(memory.path(1))
     disk.fail_after(3, inject(errno.EIO))  # rename, tombstone, its sync, then a file of it
     with pytest.raises(OSError, match="Input/output"):
         memory.prune([1])
     assert memory.steps() == [2]
     assert disk.exists(memory.path(1))
+    if then == "commit":
+        commit(memory, 1)
+        assert memory.steps() == [1, 2]
+        assert memory.verify(1).step == 1
+        return
     disk.fail_after(1, inject(errno.EIO))
     memory.open()
     assert "what is left of step 1 stays for now" in caplog.text
     memory.open()
     assert not disk.exists(memory.path(1))
     assert ".gone-1" not in disk.listdir(MEMORY)
-
-
-def test_a_commit_finishes_the_interrupted_removal_of_the_same_step(
-    disk: CrashingFileOps, memory: CheckpointStore
-) -> None:
-    commit(memory, 1, 2)
-    disk.fix(memory.path(1))
-    disk.fail_after(3, inject(errno.EIO))
-    with pytest.raises(OSError, match="Input/output"):
-        memory.prune([1])
-    commit(memory, 1)
-    assert memory.steps() == [1, 2]
-    assert memory.verify(1).step == 1
-
-
-def test_a_step_set_aside_without_a_rename_is_copied_completely(
-    disk: CrashingFileOps, memory: CheckpointStore
-) -> None:
-    commit(memory, 1, 2)
-    disk.mkdir(memory.path(2) / "not-ours")
-    disk.fix(memory.path(2))
-    assert memory.quarantine(2, "bad") == MEMORY / "quarantine" / "step-00000002"
-    assert CheckpointStore(MEMORY / "quarantine", ops=disk).verify(2).step == 2
-    assert memory.steps() == [1]
-    assert not disk.exists(memory.path(2))
-
-
-def test_a_rename_that_fails_for_another_reason_is_an_error(
-    disk: CrashingFileOps, memory: CheckpointStore
-) -> None:
-    commit(memory, 1, 2)
-    disk.fail_after(0, inject(errno.EIO))
-    with pytest.raises(OSError, match="Input/output"):
-        memory.prune([1])
-    assert memory.steps() == [1, 2]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,19 +9,9 @@ from hypothesis import strategies as st
 from checkfreq.store.boxes import Box
 from checkfreq.store.cover import Placed, fault_of
 from checkfreq.store.tiling import Shard, add_up, measure
+from tests.store.geometry import boxes_of
 
 SHAPE = (4, 6)
-
-
-def boxes_of(shape: Sequence[int]) -> st.SearchStrategy[Box]:
-    def dim(length: int) -> st.SearchStrategy[tuple[int, int]]:
-        return st.integers(0, length).flatmap(
-            lambda offset: st.tuples(st.just(offset), st.integers(0, length - offset))
-        )
-
-    return st.tuples(*map(dim, shape)).map(
-        lambda pairs: Box(tuple(p[0] for p in pairs), tuple(p[1] for p in pairs))
-    )
 
 
 def shards(*boxes: Box, shape: tuple[int, ...] = SHAPE, key: str = "w") -> list[Shard]:
@@ -51,9 +39,7 @@ def test_random_boxes_tile_as_comparing_them_says(boxes: list[Box]) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 6)), max_size=8))
-def test_whatever_is_cut_from_a_tensor_tiles_it_and_no_less(
-    cuts: list[tuple[int, int]],
-) -> None:
+def test_whatever_is_cut_from_a_tensor_tiles_it_and_no_less(cuts: list[tuple[int, int]]) -> None:
     boxes = [Box.whole(SHAPE)]
     for number, (dim, at) in enumerate(cuts):
         boxes[number % len(boxes) : number % len(boxes) + 1] = split(
@@ -63,11 +49,6 @@ def test_whatever_is_cut_from_a_tensor_tiles_it_and_no_less(
     filled = [box for box in boxes if box.num_elements]
     assert not tile(*filled[:-1])
     assert not tile(*filled, filled[-1])
-
-
-@pytest.mark.parametrize("shape", [(), (0,), (3, 0)])
-def test_scalars_and_empty_tensors_are_tiled_by_one_box(shape: tuple[int, ...]) -> None:
-    assert tile(Box.whole(shape), shape=shape)
 
 
 @pytest.mark.parametrize(
@@ -83,10 +64,3 @@ def test_ranks_that_say_something_else_of_a_tensor_do_not_add_up(other: Shard) -
     whole = measure([Shard.whole("model", "w", "float32", SHAPE)])
     assert add_up([measure(shards(top)), measure(shards(bottom))], whole)
     assert not add_up([measure(shards(top)), measure([other])], whole)
-
-
-def test_long_dimensions_take_no_longer() -> None:
-    length = 1 << 40
-    boxes = [Box((part << 30,), (1 << 30,)) for part in range(1 << 10)]
-    assert tile(*boxes, shape=(length,))
-    assert not tile(*boxes[:-1], Box(boxes[-1].offsets, ((1 << 30) - 1,)), shape=(length,))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -95,26 +95,6 @@ def killed_runs(num: int, *, lasting_s: float = 600.0) -> list[Event]:
         at_s = START_S + number * 3 * lasting_s
         found += [began(0, at_s), event("deferred", number + 1, at_s + lasting_s, why="late")]
     return found
-
-
-def many(num: int) -> Iterator[Event]:
-    """About ``num`` events of four runs, with failures, plans and uploads."""
-    at_s, step = START_S, 0
-    for number in range(4):
-        if number:
-            at_s += 100.0
-            yield event("restored", step, at_s, steps_lost=0, source="memory")
-        yield began(step, at_s)
-        for index in range(num // 4):
-            if index % 50 == 0:
-                yield plan(step, at_s, interval=INTERVAL + index // 50 % 7)
-            at_s, step = at_s + 10.0, step + INTERVAL
-            if index % 100 == 99:
-                yield event("failed", step, at_s, error="No space left", steps_at_risk=40)
-            else:
-                yield committed(step, at_s)
-            if index % 5 == 0:
-                yield event("uploaded", step, at_s + 6.0, sent_bytes=10**9, upload_s=3.0)
 
 
 def write(chk_dir: Path, events: Iterable[Event], *, name: str = "events.jsonl") -> Path:

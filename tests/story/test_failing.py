@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 
 from checkfreq.policy.failure_rate import FailureRate
-from checkfreq.story.facts import facts
 from checkfreq.story.failing import failure_rate
-from checkfreq.story.figures import figures
 from checkfreq.story.model import Story
 from tests.story.made import START_S, Event, began, event, killed_runs
 
@@ -30,22 +28,20 @@ def test_each_run_that_was_killed_is_a_failure_but_the_latest_may_go_on() -> Non
     assert rate_of([]) == FailureRate()
 
 
-@pytest.mark.parametrize("how", ["closed", "finished", "stopped"])
-def test_an_end_that_was_wanted_is_no_failure(how: str) -> None:
-    assert rate_of(after(killed_runs(2), "ended", how=how)).failures == 0
-
-
-def test_an_exception_is_a_failure_and_a_keyboard_interrupt_is_none() -> None:
-    failed = {"how": "failed"}
-    assert rate_of(after(killed_runs(2), "ended", **failed)).failures == 1
-    assert rate_of(after(killed_runs(2), "ended", **failed, error="ValueError")).failures == 1
-    assert (
-        rate_of(after(killed_runs(2), "ended", **failed, error="KeyboardInterrupt")).failures == 0
-    )
-
-
-def test_a_run_that_was_killed_after_a_stop_signal_was_ended_on_purpose() -> None:
-    assert rate_of(after(killed_runs(2), "stop", signal="SIGTERM")).failures == 0
+@pytest.mark.parametrize(
+    ("kind", "data", "failures"),
+    [
+        *(("ended", {"how": how}, 0) for how in ("closed", "finished", "stopped")),
+        ("ended", {"how": "failed"}, 1),
+        ("ended", {"how": "failed", "error": "ValueError"}, 1),
+        ("ended", {"how": "failed", "error": "KeyboardInterrupt"}, 0),
+        ("stop", {"signal": "SIGTERM"}, 0),  # and killed then
+    ],
+)
+def test_an_end_that_was_wanted_is_no_failure(
+    kind: str, data: dict[str, str], failures: int
+) -> None:
+    assert rate_of(after(killed_runs(2), kind, **data)).failures == failures
 
 
 def test_runs_of_less_than_a_minute_count_for_nothing() -> None:
@@ -60,11 +56,3 @@ def test_what_the_latest_run_knew_counts_if_it_is_more_than_the_events() -> None
     assert rate_of(events) == FailureRate(2, 2 * LASTING_S)
     events[-1] |= {"failures_seen": "many", "running_s": 5e5}
     assert rate_of(events) == FailureRate(2, 2 * LASTING_S)
-
-
-def test_the_report_has_the_rate_with_its_limits() -> None:
-    story = Story()
-    story.add_all(killed_runs(4))
-    found = facts(story, figures(story, now_s=START_S + 1e5, is_held=None))["failures"]
-    assert found["failures_seen"] == 3
-    assert found["mtbf_seen_low_s"] < found["mtbf_seen_s"] == 800.0 < found["mtbf_seen_high_s"]

@@ -1,4 +1,4 @@
-"""The report and the live page in a browser: light, dark, on a phone, no complaints."""
+"""The report and the live page in a browser: light, dark, no complaints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image
 from checkfreq.cli import main
 from checkfreq.story.live import Live
 from checkfreq.story.watch.server import WatchServer
-from tests.story.made import START_S, many, two_runs, write
+from tests.story.made import START_S, two_runs, write
 
 pytestmark = pytest.mark.more
 
@@ -77,20 +77,6 @@ def test_a_report_is_light_or_dark_as_the_reader_has_it(browser: Browser, tmp_pa
     assert brightness(browser.picture(url, width=1000)) > 200
     dark = browser.picture(url, "--blink-settings=preferredColorScheme=0", width=1000)
     assert brightness(dark) < 80
-    assert browser.said == []
-
-
-def test_a_report_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
-    picture = browser.picture(report(tmp_path, two_runs()), width=390)
-    edge = picture.crop((picture.width - 6, 0, picture.width, picture.height))
-    assert edge.getextrema() == (255, 255)  # nothing sticks out: it is the page's margin
-    assert picture.getextrema()[0] < 100
-    assert browser.said == []
-
-
-def test_a_report_of_many_events_is_opened(browser: Browser, tmp_path: Path) -> None:
-    document = browser.open(report(tmp_path, many(20_000)))
-    assert document.count("<svg") == 12
     assert browser.said == []
 
 

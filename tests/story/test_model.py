@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
 import pytest
 
 from checkfreq.persist.frames import Stage, Status
-from checkfreq.story.facts import facts, span, time_spent
+from checkfreq.story.facts import facts, time_spent
 from checkfreq.story.figures import State, figures
 from checkfreq.story.model import Story
-from tests.story.made import DURABLE_S, START_S, began, committed, event, two_runs
+from tests.story.made import START_S, began, committed, event, two_runs
 
 HELD = Status(pid=7, step=170, stage=Stage.LOST, num_bytes=1 << 30, left_s=299.0)
 
@@ -35,15 +36,6 @@ def test_runs_are_told_apart_and_what_was_lost_between_them_is_known() -> None:
     assert loss.work_s == pytest.approx(61 * 0.25 * 1.031)
     assert story.down_s(second) == pytest.approx(100.0 - 42.0)
     assert story.loss(first) is None
-
-
-def test_instants_of_the_monotonic_clock_are_placed_in_time() -> None:
-    story = story_of(two_runs())
-    save = story.runs[0].saves[0]
-    run = story.runs[0]
-    # As if the news of a commit had taken no time: off by the delay of the news at most.
-    assert run.started_s(save) == pytest.approx(START_S + 10.0, abs=0.21)
-    assert run.durable_s(save) - run.started_s(save) == pytest.approx(DURABLE_S)
 
 
 def test_a_run_that_ended_has_lost_nothing() -> None:
@@ -83,33 +75,12 @@ def test_a_run_whose_death_was_recorded_was_killed_although_its_worker_holds_the
     assert (now.lost_least_steps, now.lost_steps, now.lost_most_steps) == (2, 42, 42)
 
 
-def test_what_a_worker_does_after_its_trainer_belongs_to_that_run() -> None:
-    after = event("committed", 160, START_S + 44, after_trainer_death=True)
-    events = two_runs()
-    events.insert(6, after)
-    first = story_of(events).runs[0]
-    assert first.saves[-1].by_worker
-    assert first.saves[-1].step == 160
-
-
-def test_a_step_that_was_chosen_is_no_loss() -> None:
-    events = two_runs()
-    events[6]["was_chosen"] = True
-    story = story_of(events)
-    assert story.loss(story.runs[1]) is None
-
-
 def test_events_of_an_earlier_version_make_runs_too() -> None:
     events = [one for one in two_runs() if one["kind"] != "began"]
     for one in events:
         for name in ("started_monotonic_s", "at_step"):
             one.pop(name, None)
     story = story_of(events)
-    assert len(story.runs) == 2
-
-
-def test_fresh_runs_without_a_beginning_are_told_apart_by_their_steps() -> None:
-    story = story_of([committed(80, START_S), committed(40, START_S + 50)])
     assert len(story.runs) == 2
 
 
@@ -136,15 +107,9 @@ def test_the_figures_of_a_run_that_goes_on() -> None:
     assert (now.num_committed, now.num_failed, now.num_failed_in_row) == (4, 1, 0)
 
 
-def test_a_run_whose_lock_nobody_holds_was_killed() -> None:
-    now = figures(story_of(two_runs()), now_s=START_S + 125.0, is_held=False)
-    assert now.state is State.KILLED
-    assert not now.is_estimated
-    assert now.at_risk_steps == 0
-
-
-def test_a_run_without_news_for_long_is_silent() -> None:
+def test_a_run_whose_lock_nobody_holds_was_killed_and_one_without_news_for_long_is_silent() -> None:
     story = story_of(two_runs())
+    assert figures(story, now_s=START_S + 125.0, is_held=False).state is State.KILLED
     assert figures(story, now_s=START_S + 900.0, is_held=None).state is State.SILENT
     assert figures(story, now_s=START_S + 900.0, is_held=True).state is State.SILENT
 
@@ -157,28 +122,9 @@ def test_a_run_says_how_it_ended(how: str) -> None:
     assert now.step == 200
 
 
-def test_no_events_are_a_story_too() -> None:
-    assert figures(Story(), now_s=1.0, is_held=None).state is State.NONE
-    assert facts(Story(), figures(Story(), now_s=1.0, is_held=None))["runs"] == []
-
-
 def test_any_field_may_hold_anything() -> None:
     generator = random.Random(18)
-    odd = [
-        None,
-        True,
-        -1,
-        1e300,
-        "x" * 9000,
-        "\x1b[2J<script>",
-        [],
-        {},
-        [1],
-        {"a": 1},
-        3,
-        0.5,
-        float("nan"),
-    ]
+    odd = [None, True, -1, 1e300, "x" * 9000, "\x1b[2J<script>", [], {}, [1], {"a": 1}, math.nan]
     for _ in range(100):
         story = Story()
         for one in two_runs():
@@ -186,18 +132,3 @@ def test_any_field_may_hold_anything() -> None:
             story.add({**one, name: generator.choice(odd), "costs": generator.choice(odd)})
         now = figures(story, now_s=START_S, is_held=generator.choice([True, False, None]))
         facts(story, now)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(None, "-"), (0.0, "0 s"), (0.012, "12.0 ms"), (12.0, "12.0 s"), (259_200.0, "3.0 d")],
-)
-def test_spans_are_for_people(seconds: float | None, text: str) -> None:
-    assert span(seconds) == text
-
-
-def test_an_interval_of_the_user_counts_without_a_plan() -> None:
-    start = {**began(0, START_S), "mode": "manual", "interval_steps": 25}
-    now = figures(story_of([start, committed(25, START_S + 6)]), now_s=START_S + 9.2, is_held=True)
-    assert now.interval_steps in (25, 40)
-    assert now.reason == "chosen by the user"

@@ -61,13 +61,6 @@ def test_lines_that_are_no_json_objects_are_counted_and_skipped(tmp_path: Path) 
     assert reader.num_skipped == 4
 
 
-def test_a_file_larger_than_a_piece_is_read_whole(tmp_path: Path) -> None:
-    length = 300_000
-    num = 3_000_000 // (length + 80)
-    write(tmp_path, (event("plan", step, 1.0, explanation="x" * length) for step in range(num)))
-    assert steps(EventReader(tmp_path)) == list(range(num))
-
-
 def test_a_line_that_is_no_event_by_its_length_is_skipped_and_takes_no_memory(
     tmp_path: Path,
 ) -> None:

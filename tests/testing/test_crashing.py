@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 
 import pytest
@@ -34,23 +33,6 @@ def test_a_synced_file_without_a_synced_name_can_be_gone_but_not_torn() -> None:
     assert outcomes(ops) == [[("a", b"1234")]]
 
 
-def test_an_appended_file_keeps_at_least_what_was_synced() -> None:
-    ops = CrashingFileOps()
-    ops.append_line(ROOT / "log", "1")
-    ops.sync_file(ROOT / "log")
-    ops.sync_dir(ROOT)
-    ops.append_line(ROOT / "log", "2")
-    contents = [b"1\n", b"1\n\0\0", b"1\n2", b"1\n2\n"]
-    assert outcomes(ops) == [[("log", data)] for data in contents]
-
-
-def test_a_rename_is_one_operation_that_needs_no_earlier_one() -> None:
-    ops = CrashingFileOps()
-    ops.mkdir(ROOT / "a")
-    ops.rename(ROOT / "a", ROOT / "b")
-    assert sorted(disk.listdir(ROOT) for disk in ops.survivors()) == [[], ["a"], ["b"]]
-
-
 def test_a_move_between_directories_needs_both_synced() -> None:
     ops = CrashingFileOps()
     for name in ("step", "folder"):
@@ -65,17 +47,6 @@ def test_a_move_between_directories_needs_both_synced() -> None:
     assert found == {("folder", "step"), ("folder", "step"), ("folder", "other")}
     ops.sync_dir(ROOT)
     assert [disk.listdir(ROOT / "folder") for disk in ops.survivors()] == [["other"]]
-
-
-def test_operations_in_a_directory_that_is_gone_for_good_are_forgotten() -> None:
-    ops = CrashingFileOps()
-    ops.mkdir(ROOT / "a")
-    ops.sync_dir(ROOT)
-    for number in range(12):
-        ops.write_file(ROOT / "a" / str(number), b"")
-    ops.remove_tree(ROOT / "a")
-    ops.sync_dir(ROOT)
-    assert [disk.listdir(ROOT) for disk in ops.survivors()] == [[]]
 
 
 def test_too_many_outcomes_are_sampled_with_the_best_and_the_worst() -> None:
@@ -99,27 +70,6 @@ def test_after_a_power_cut_nothing_works() -> None:
         ops.mkdir(ROOT / "b")
     with pytest.raises(PowerCut):
         ops.listdir(ROOT)
-
-
-def test_a_set_failure_happens_once_in_place_of_its_operation() -> None:
-    ops = CrashingFileOps()
-    ops.fail_after(1, OSError(errno.EIO, "injected"))
-    ops.mkdir(ROOT / "a")
-    with pytest.raises(OSError, match="injected"):
-        ops.mkdir(ROOT / "b")
-    ops.mkdir(ROOT / "c")
-    assert ops.listdir(ROOT) == ["a", "c"]
-    assert ops.calls == ["mkdir /a", "mkdir /c"]
-
-
-def test_a_fork_goes_its_own_way_from_the_same_unsynced_state() -> None:
-    ops = CrashingFileOps()
-    ops.write_file(ROOT / "a", b"1")
-    twin = ops.fork()
-    twin.write_file(ROOT / "b", b"2")
-    assert ops.listdir(ROOT) == ["a"]
-    assert len(list(ops.survivors())) == 4
-    assert len(list(twin.survivors())) == 16
 
 
 def test_a_full_disk_refuses_what_does_not_fit() -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
 
 import pytest
 import torch
 
-from tests.versions.private_names import THERE, THERE_IN_DALI, Made, PrivateName, listed
+from tests.versions.private_names import Made, PrivateName, listed
 
 ROOT = Path(__file__).resolve().parents[2]
 HAS_DALI = importlib.util.find_spec("nvidia") and importlib.util.find_spec("nvidia.dali")
@@ -27,9 +27,9 @@ DALI = [one for one in NAMES if one.owner == "DALI"]
 OTHERS = [one for one in NAMES if one.owner != "DALI"]
 
 
-def expect(one: PrivateName, there: Callable[[], object], version: str) -> None:
+def expect(one: PrivateName, version: str, made: Made | None = None) -> None:
     try:
-        is_there, how = bool(there()), "it means something else"
+        is_there, how = one.is_there(made), "it means something else"
     except (AttributeError, ImportError, KeyError, TypeError, ValueError) as error:
         is_there, how = False, f"{type(error).__name__}: {error}"
     assert is_there, (
@@ -41,7 +41,7 @@ def expect(one: PrivateName, there: Callable[[], object], version: str) -> None:
 @pytest.mark.parametrize("one", OTHERS, ids=lambda one: one.name)
 @pytest.mark.filterwarnings("default")
 def test_a_private_name_that_we_use_means_what_it_did(one: PrivateName) -> None:
-    expect(one, THERE[one.name], torch.__version__ if one.owner == "torch" else "")
+    expect(one, torch.__version__ if one.owner == "torch" else "")
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 def test_a_private_name_of_dali_means_what_it_did(one: PrivateName, made: Made) -> None:
     from nvidia.dali import __version__
 
-    expect(one, lambda: THERE_IN_DALI[one.name](made), __version__)
+    expect(one, __version__, made)
 
 
 def sources() -> Iterator[tuple[str, str]]:
