@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict, defaultdict, deque
 from datetime import timedelta
 from pathlib import Path
@@ -65,7 +66,15 @@ def a_history() -> dict[str, Any]:
         "complex": 1 + 2j,
         "view": torch.arange(12.0).reshape(3, 4)[:, 1],
         "raw": b"\x00\xff",
+        "packed": [True, False] * 50,
     }
+
+
+class Trap:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("sprung",)
 
 
 def parts(seed: int = 0) -> dict[str, Any]:

@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import enum
-import functools
-import json
+import copy
 import os
 import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 import pytest
 import torch
-from xxhash import xxh3_64_hexdigest
 
 import checkfreq
 import tests.fixtures
-from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.formats import numpy_reader
 from checkfreq.formats.numpy_reader import open_checkpoint, steps
 from checkfreq.store.joint import JointStore
+from tests.hostile import grammar
 from tests.store.ranks import commit_jointly
 
 FIXTURES = Path(tests.fixtures.__file__).parent
@@ -56,39 +52,10 @@ def test_the_state_of_an_object_is_decoded(tmp_path: Path, live: dict[str, Any])
     assert tree["pair"][0].tolist() == [0, 1, 2]
     assert tree["complex"] == 1 + 2j
     assert tree["raw"] == b"\x00\xff"
+    assert tree["packed"] == [True, False] * 50
+    assert type(tree["packed"][0]) is bool
     numpy.testing.assert_array_equal(tree["array"], live["history"]["array"])
     assert {"model", "optimizer", "history", "rng"} <= {*checkpoint.names}
-
-
-class Norm(enum.Enum):
-    SIGN = 1
-
-
-class Memory:
-    """An object whose state is more than containers."""
-
-    def state_dict(self) -> dict[str, Any]:
-        pair = Pair(2, torch.ones(1))
-        return {"norm": Norm.SIGN, "pair": pair, "wins": [True] * 99, "losses": [0.5] * 99}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-
-
-class Pair(NamedTuple):
-    number: int
-    tensor: torch.Tensor
-
-
-def test_objects_and_packed_lists_are_plain_values(tmp_path: Path) -> None:
-    chk = CFCheckpoint(memory=Memory())
-    with CFManager(tmp_path, chk, mode=CFMode.MANUAL, chk_freq=0) as manager:
-        manager.step()
-        manager.save(wait=True)
-    tree = open_checkpoint(tmp_path).value("memory")["tree"]
-    assert tree["norm"] == "SIGN"
-    assert tree["pair"] == {"number": 2, "tensor": numpy.ones(1)}
-    assert (tree["wins"], tree["losses"]) == ([True] * 99, [0.5] * 99)
-    assert type(tree["wins"][0]) is bool
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
@@ -145,48 +112,18 @@ def test_damage_is_found(what: str, tmp_path: Path, live: dict[str, Any]) -> Non
         open_checkpoint(tmp_path / "chk").tensors("model")
 
 
-#: What a forged record may have in any place.
-ODD: tuple[Any, ...] = (
-    *(None, True, -1, 1e300, 3, 0.5, 10**400, 1 << 62, "x", "\0", "../../x", [], [1], {}, {"a": 1}),
-    *({"$tensor": "q"}, {"$range": ["a"]}, {"$packed": "O", "data": "AA=="}, {"$path": []}),
-    *({"$int": 3}, {"$complex": 1}, {"$dict": 3}, {"$dict": [1]}, {"$float": "zz"}),
-)
-
-
-def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The way to each value of a JSON document, but for the later ones of long lists."""
-    if path:
-        yield path
-    inner: Any = node.items() if isinstance(node, dict) else ()
-    inner = enumerate(node[:3]) if isinstance(node, list) else inner
-    for key, value in inner:
-        yield from places(value, (*path, key))
-
-
-def forged(record: Any, path: tuple[Any, ...], value: Any) -> bytes:
-    """A record with another value in one place, and a digest that is right."""
-    changed = json.loads(json.dumps({k: v for k, v in record.items() if k not in FRAME}))
-    *before, last = path
-    functools.reduce(lambda node, key: node[key], before, changed)[last] = value
-    text = '{"format_version": 4, "digest": "%s",\n' + json.dumps(changed)[1:]
-    return (text % xxh3_64_hexdigest((text % ("0" * 16)).encode())).encode()
-
-
-FRAME = ("format_version", "digest")
-
-
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.more) for n in (1, 2))])
 def test_a_forged_record_is_a_valueerror_wherever_it_is_not_as_documented(
     seed: int, tmp_path: Path, live: dict[str, Any]
 ) -> None:
-    path = tmp_path / "chk" / "step-00000003" / "manifest.json"
-    record = json.loads(path.read_bytes())
-    generator = random.Random(seed)
-    ways = [way for way in places(record) if way[0] not in FRAME]
+    folder, chance = tmp_path / "chk" / "step-00000003", random.Random(seed)
+    record = grammar.read_manifest(folder)
     for _ in range(60):
-        path.write_bytes(forged(record, generator.choice(ways), generator.choice(ODD)))
+        document = copy.deepcopy(record)
+        grammar.edit(chance, document)
+        grammar.write_manifest(folder, document)
         with contextlib.suppress(ValueError):
-            checkpoint = open_checkpoint(path.parent)
+            checkpoint = open_checkpoint(folder)
             checkpoint.step  # noqa: B018  # a property that may raise
             for name in ("model", "optimizer", "rng", "history"):
                 for read in ("object", "tensors", "layouts", "value"):

@@ -22,35 +22,13 @@ _RAW = re.compile(r'"@raw@(\d+)@"')
 _NAMES = (
     *("step", "load_state_dict", "state_dict", "_is_better", "is_better", "mode_worse", "_reset"),
     *("params", "kind", "class", "tree", "device", "shape", "data", "__class__", "__dict__"),
-    *(
-        "optimizer",
-        "lr",
-        "lr_lambdas",
-        "_schedulers",
-        "_step_count",
-        "0",
-        "-1",
-        "rng",
-        "$positions",
-    ),
-    *("torch", "numpy", "python", "words", "gauss", "bit_generator", "pos", "key", "state"),
+    *("optimizer", "lr", "lr_lambdas", "_schedulers", "_step_count", "0", "-1", "$positions"),
+    *("rng", "torch", "numpy", "python", "words", "gauss", "bit_generator", "pos", "key", "state"),
 )
 _TEXTS = (
     *("", "a", "\0", "\x1b]0;owned\x07\x1b[31m", "\ud800", "\u202e", "\n\n", "é", "a" * 5000),
-    *(
-        "../../x",
-        "/etc/passwd",
-        "..",
-        ".",
-        "save",
-        "load",
-        "hub",
-        "_inductor",
-        "nn",
-        "os",
-        "float32",
-    ),
-    *("int8", "bfloat16", "quint8", "strided", "cuda:0", "cuda:200", "meta", "cpu:99999999999"),
+    *("../../x", "/etc/passwd", "..", ".", "save", "load", "hub", "_inductor", "nn", "os"),
+    *("float32", "int8", "bfloat16", "quint8", "strided", "cuda:0", "cuda:200", "meta", "cpu:9999"),
     *("privateuseone:1", "nosuch", "parameter", "inf", "-inf", "zz", "0x" + "f" * 5000, "O", "|O8"),
     *("module", "optimizer", "object", "dict", "rng", "scaler", "dcp", "<f8", "|V8", "<U2", "M8"),
 )
@@ -67,8 +45,7 @@ _TAGS = (
     *("$tensor", "$ndarray", "$torch.Size", "$torch.dtype", "$torch.memory_format", "$set", "$int"),
     *("$torch.layout", "$torch.device", "$float", "$str", "$complex", "$bytes", "$bytearray"),
     *("$timedelta", "$path", "$purepath", "$range", "$ellipsis", "$dict", "$tuple", "$deque"),
-    *("$OrderedDict", "$Counter", "$defaultdict", "$frozenset", "$slice", "$numpy", "$new"),
-    *("$numpy.dtype",),
+    *("$OrderedDict", "$Counter", "$defaultdict", "$frozenset", "$slice", "$numpy", "$numpy.dtype"),
 )
 
 
@@ -134,15 +111,6 @@ def _remove(chance: random.Random, place: _Place, places: list[_Place]) -> None:
     del place[0][place[1]]
 
 
-def _rename(chance: random.Random, place: _Place, places: list[_Place]) -> None:
-    node, key = place
-    if isinstance(node, dict):
-        items = list(node.items())
-        node.clear()
-        new = chance.choice(_NAMES + _TEXTS)
-        node.update((new if name == key else name, inner) for name, inner in items)
-
-
 def _add(chance: random.Random, place: _Place, places: list[_Place]) -> None:
     node = place[0]
     if isinstance(node, dict):
@@ -158,7 +126,7 @@ def _copy(chance: random.Random, place: _Place, places: list[_Place]) -> None:
 
 
 _EDITS: tuple[Callable[[random.Random, _Place, list[_Place]], None], ...] = (
-    *(_replace, _replace, _same_type, _same_type, _same_type, _remove, _rename, _add, _add, _copy),
+    *(_replace, _replace, _same_type, _same_type, _same_type, _remove, _add, _add, _copy),
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,41 +47,20 @@ def forge(chk_dir: Path, *path: Any, value: Any) -> None:
     grammar.write_manifest(folder, document)
 
 
-def forge_tensor(chk_dir: Path, file: str, key: str, change: Callable[[bytearray], None]) -> None:
-    """Give a tensor other bytes, under their digest."""
-    folder = chk_dir / "step-00000002"
-    document = grammar.read_manifest(folder)
-    (entry,) = (f for f in document["files"] if f["name"] == file)
-    (tensor,) = (t for t in entry["tensors"] if t["name"] == key)
-    start, end = tensor["offset"], tensor["offset"] + tensor["num_bytes"]
-    data = bytearray((folder / file).read_bytes())
-    part = data[start:end]
-    change(part)
-    data[start:end] = part
-    (folder / file).write_bytes(data)
-    tensor["digest"] = digest_of(part)
-    grammar.write_manifest(folder, document)
-
-
 NUMPY = ("rng", "state", "numpy", "state")
 GROUP = ("groups", 0, "values")
 BOTH = ("both", "tree", "_schedulers", 0)
 
 MALFORMED = {
     "device of a nested tensor": (("meters", "tree", "t", "device"), "nosuch"),
-    "device in a value": (("meters", "tree", "more", "device", "$torch.device"), "cuda:99999"),
     "dtype": (("meters", "tree", "more", "dtype", "$torch.dtype"), "hub"),
     "dtype of objects": (("meters", "tree", "more", "n", "$numpy"), "|O"),
     "place among NumPy's words": ((*NUMPY, "pos"), 10**6),
     "NumPy's words": ((*NUMPY, "key", "$ndarray"), "python.words"),
-    "NumPy's fields": ((*NUMPY, "more"), 1),
     "Python's gauss": (("rng", "state", "python", "gauss"), "text"),
     "Python's words": (("rng", "state", "python", "words", "$tensor"), "torch"),
-    "torch's words": (("rng", "state", "torch", "$tensor"), "python.words"),
     "a generator of no device": (("rng", "state", "nosuch"), 1),
     "an entry of a group": (("optimizer", *GROUP, "lr"), "0.1"),
-    "no entry for a tensor": (("adam", *GROUP, "lr"), None),
-    "text for a tensor": (("adam", *GROUP, "lr"), "0.1"),
     "an entry that no tensor holds": (("adam", *GROUP, "lr"), {"$int": hex(10**400)}),
     "the parameters of a group": (("optimizer", *GROUP, "params"), [1]),
     "parameters without a tensor": (("optimizer", "parameters"), [0]),
@@ -90,21 +68,14 @@ MALFORMED = {
     "a method of a scheduler": (("plateau", "tree", "step"), 1),
     "a scheduler's text for a number": (("plateau", "tree", "best"), "a file name"),
     "a method of a scheduler's scheduler": ((*BOTH, "get_lr"), [1]),
-    "a scheduler for a list": (("both", "tree", "_schedulers"), 1),
-    "a function's": (("both", "tree", "_schedulers", 1, "lr_lambdas"), [{"__code__": 1}]),
     "a method of a user's object": (("meter", "tree", "load_state_dict"), 1),
-    "a class": (("meter", "tree", "__class__"), "x"),
     "a scaler's scale": (("scaler", "state", "growth_factor"), "2"),
     "a scaler without fields": (("scaler", "state", "_growth_tracker"), {"$tuple": []}),
     "a position": (("$positions", "train"), [1]),
     "positions carried on": (("$positions", "train"), {"$dict": [["$carried", 5]]}),
-    "a dict that is a list": (("meters", "tree"), [1]),
-    "a kind": (("model", "kind"), "pickle"),
     "no flags in the flags": (("model", "flags"), {}),
-    "flags of the first start without names": (("model", "flags", "first"), {}),
     "a text for names with a flag": (("model", "flags", "frozen"), "weight"),
     "what a script gave": (("optimizer", "given"), {"values": [1], "of": [0]}),
-    "what a script gave to no group": (("optimizer", "given"), {"values": [], "of": [0]}),
     "a tied name of nothing": (("model", "aliases"), {"a": "b"}),
 }
 
@@ -124,10 +95,16 @@ def test_a_malformed_piece_anywhere_leaves_everything_as_it_was(what: str, chk_d
 def test_generators_of_which_the_bytes_are_no_state_leave_everything_as_it_was(
     chk_dir: Path,
 ) -> None:
-    def fill(part: bytearray) -> None:
-        part[:] = b"\xff" * len(part)
-
-    forge_tensor(chk_dir, "rng.safetensors", "torch", fill)
+    folder = chk_dir / "step-00000002"
+    document = grammar.read_manifest(folder)
+    (entry,) = (file for file in document["files"] if file["name"] == "rng.safetensors")
+    (tensor,) = (one for one in entry["tensors"] if one["name"] == "torch")
+    data = bytearray((folder / entry["name"]).read_bytes())
+    start, size = tensor["offset"], tensor["num_bytes"]
+    data[start : start + size] = b"\xff" * size
+    (folder / entry["name"]).write_bytes(data)
+    tensor["digest"] = digest_of(b"\xff" * size)
+    grammar.write_manifest(folder, document)
     objects = fuzz.rich_objects()
     before = fuzz.live_state(objects)
     with pytest.raises(CorruptCheckpointError, match="state of the generator torch"):

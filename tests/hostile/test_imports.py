@@ -8,21 +8,18 @@ import pathlib
 import pickle
 import random
 import shutil
-import struct
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
-from torch.distributed.checkpoint import filesystem, metadata
+from torch.distributed.checkpoint import metadata
 
 import checkfreq
-from checkfreq import cli
 from checkfreq.errors import (
     CheckFreqError,
     ConfigError,
@@ -69,7 +66,6 @@ BUILDS = {
 def test_a_pickle_changes_no_class_or_function(name: str, build: str, folder: Path) -> None:
     module, _, attribute = name.partition(" ")
     record = (folder / ".metadata").read_bytes()
-    assert record[:3] == b"\x80\x04\x95"
     trick = f"c{module}\n{attribute}\n".encode() + BUILDS[build] + b"0"
     (folder / ".metadata").write_bytes(record[:2] + trick + record[11:])
     with pytest.raises(ConfigError, match="Unpickling can run any code"):
@@ -84,24 +80,26 @@ def test_a_pickle_calls_nothing_but_makes_records(folder: Path) -> None:
             metadata_of(call)
 
 
-@pytest.mark.parametrize("num_cases", [60, pytest.param(1000, marks=pytest.mark.more)])
-def test_spoilt_metadata_is_read_or_refused_and_changes_nothing(
-    num_cases: int, folder: Path
-) -> None:
-    record = (folder / ".metadata").read_bytes()
-    owners: list[Any] = [pathlib.Path, pathlib.PosixPath, metadata.Metadata]
-    owners += [metadata.MetadataIndex, filesystem._StorageInfo, torch.serialization._get_layout]
-    before = [dict(vars(owner)) for owner in owners]
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch names storages that are deprecated
+@pytest.mark.parametrize("num_cases", [30, pytest.param(500, marks=pytest.mark.more)])
+@pytest.mark.parametrize("kind", ["dcp", "torch", "old torch"])
+def test_spoilt_pickles_are_read_or_refused(kind: str, num_cases: int, folder: Path) -> None:
+    source, path, reads = folder, folder / ".metadata", from_dcp
+    if kind != "dcp":
+        source = path = folder.parent / "a.pt"
+        content, reads = {"a": [1, {"b": (2, "x")}], "t": torch.ones(2)}, from_torch_save
+        torch.save(content, path, _use_new_zipfile_serialization=kind == "torch")
+    data = path.read_bytes()
+    begin = data.index(b"\x80\x02}") if kind == "torch" else 0
+    end = data.index(b"PK", begin) if kind == "torch" else len(data)
     for case in range(num_cases):
-        chance, spoilt = random.Random(case), bytearray(record)
+        chance, spoilt = random.Random(case), bytearray(data)
         for _ in range(chance.choice([1, 1, 2, 8])):
-            spoilt[chance.randrange(len(spoilt))] = chance.choice(
-                [*b"bRs0.\x81", chance.randrange(256)]
-            )
-        (folder / ".metadata").write_bytes(spoilt)
+            other = chance.choice([*b"bRs0.tu\x81", chance.randrange(256)])
+            spoilt[chance.randrange(begin, end)] = other
+        path.write_bytes(spoilt)
         with contextlib.suppress(CheckFreqError):
-            from_dcp(folder, folder.parent / f"chk{case}")
-    assert [dict(vars(owner)) for owner in owners] == before
+            reads(source, folder.parent / f"chk{case}")
 
 
 @pytest.mark.parametrize(
@@ -127,10 +125,6 @@ def at_one_place(record: Any) -> None:
     record.storage_data |= {metadata.MetadataIndex(f"w{n}", [0, 0]): place for n in range(9)}
 
 
-def shared(record: Any) -> None:
-    record.state_dict_metadata |= {f"w{n}": of_w(record) for n in range(9)}
-
-
 def large(record: Any) -> None:
     of_w(record).size = of_w(record).chunks[0].sizes = torch.Size([2**40, 2])
 
@@ -139,26 +133,14 @@ def first_place(record: Any) -> Any:
     return next(iter(record.storage_data.values()))
 
 
-class Listed(list[int]):
-    """What a pickle has a plain list for: torch.Size takes no such sizes."""
-
-    def __reduce__(self) -> Any:
-        return torch.Size, ([*self],)
-
-
 #: What the metadata of the folder is changed to say.
 MADE_UP: dict[str, Callable[[Any], object]] = {
     "a hole": lambda r: setattr(of_w(r), "size", torch.Size([8, 2])),
     "a chunk twice": lambda r: of_w(r).chunks.extend(of_w(r).chunks),
-    "one entry for many": shared,
     "a size beyond all memory": large,
     "many at one place": at_one_place,
-    "a deep path": lambda r: r.planner_data.update({"model.w": (0,) * 5000}),
     "a name that never ends": lambda r: setattr(first_place(r), "relative_path", doubled("x")),
-    "many transforms": lambda r: setattr(first_place(r), "transform_descriptors", ["x"] * 5000),
-    "sizes of megabytes": lambda r: setattr(of_w(r), "size", Listed([2 ** (8 << 20)] * 64)),
     "no text": lambda r: r.planner_data.update({"model.w": ("model", "\ud800")}),
-    "an endless number": lambda r: r.planner_data.update({"model.w": ("model", 10**5000)}),
     "a dtype that is not kept": lambda r: setattr(of_w(r).properties, "dtype", torch.quint8),
 }
 
@@ -186,43 +168,13 @@ def doubled(value: Any, times: int = 40) -> Any:
 
 @pytest.mark.parametrize("inner", [1, "text " * 1000, torch.ones(2)], ids=["int", "text", "tensor"])
 def test_values_that_would_grow_without_end_are_refused(inner: Any, tmp_path: Path) -> None:
-    torch.save({"a": doubled(inner)}, tmp_path / "small.pt")
-    assert (tmp_path / "small.pt").stat().st_size < 10_000
-    with pytest.raises(StateError, match="a manifest has a copy for each place"):
-        from_torch_save(tmp_path / "small.pt", tmp_path / "chk")
-
-
-@pytest.mark.more
-def test_a_long_number_at_many_places_is_refused(tmp_path: Path) -> None:
-    # What torch.save would write, had pickle a place for numbers that it has seen.
-    number = b"\x8a\xff" + bytes([127] * 255) + b"q\x01"
-    values = b"\x80\x02}X\x01\x00\x00\x00a](" + number + b"h\x01" * 10**6 + b"es."
-    torch.save({}, tmp_path / "empty.pt")
-    with ZipFile(tmp_path / "empty.pt") as empty, ZipFile(tmp_path / "small.pt", "w") as small:
-        for name in empty.namelist():
-            small.writestr(name, values if name.endswith("data.pkl") else empty.read(name))
-    with pytest.raises(StateError, match="a manifest has a copy for each place"):
-        from_torch_save(tmp_path / "small.pt", tmp_path / "chk")
-
-
-def test_values_of_a_dcp_folder_do_not_grow_either(tmp_path: Path) -> None:
-    dcp.save({"a": {1, 2}, "b": 5}, checkpoint_id=tmp_path / "dcp")
-    record = pickle.loads((tmp_path / "dcp" / ".metadata").read_bytes())
-    place = record.storage_data[metadata.MetadataIndex("a")]
-    torch.save(doubled(1), tmp_path / "dcp" / "other")
-    place.relative_path, place.offset = "other", 0
-    place.length = (tmp_path / "dcp" / "other").stat().st_size
-    (tmp_path / "dcp" / ".metadata").write_bytes(pickle.dumps(record))
-    with pytest.raises(StateError, match="a manifest has a copy for each place"):
-        from_dcp(tmp_path / "dcp", tmp_path / "chk")
-
-
-def test_a_value_within_itself_is_refused(tmp_path: Path) -> None:
     loop: list[Any] = []
     loop.append(loop)
-    torch.save({"a": loop}, tmp_path / "loop.pt")
-    with pytest.raises(StateError, match="or within itself"):
-        from_torch_save(tmp_path / "loop.pt", tmp_path / "chk")
+    for value, reason in ((doubled(inner), "a copy for each place"), (loop, "or within itself")):
+        torch.save({"a": value}, tmp_path / "small.pt")
+        assert (tmp_path / "small.pt").stat().st_size < 10_000
+        with pytest.raises(StateError, match=reason):
+            from_torch_save(tmp_path / "small.pt", tmp_path / "chk")
 
 
 def test_a_tensor_that_is_larger_than_memory_once_it_is_written_out_is_refused(
@@ -248,9 +200,8 @@ def test_values_that_some_places_share_are_taken(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        *({"$deque": 5}, {"$deque": []}, {"$range": "x"}, {"$ndarray": 5}, {"$slice": [1] * 4}),
-        *({"$path": 5}, {"$defaultdict": [[1]], "factory": "int"}, {"$numpy": "|O"}),
-        *({"$frozenset": [[1]]}, {"$torch.layout": "hub"}, {"$timedelta": [10**99, 0, 0]}),
+        *({"$deque": 5}, {"$range": "x"}, {"$slice": [1] * 4}, {"$torch.layout": "hub"}),
+        *({"$frozenset": [[1]]}, {"$timedelta": [10**99, 0, 0]}),
     ],
     ids=str,
 )
@@ -260,48 +211,7 @@ def test_a_tag_with_a_value_that_no_export_writes_is_refused(value: Any, tmp_pat
         from_torch_save(tmp_path / "odd.pt", tmp_path / "chk")
 
 
-def test_a_name_that_utf_8_has_not_is_refused(tmp_path: Path) -> None:
-    torch.save({"model": {"\ud800": torch.ones(2)}}, tmp_path / "odd.pt")
-    with pytest.raises(StateError, match=r"name has '\\ud800'"):
-        from_torch_save(tmp_path / "odd.pt", tmp_path / "chk")
-
-
-def test_a_shape_of_a_million_sizes_is_refused_at_once(tmp_path: Path) -> None:
-    shape = f"[{f'{2**62},' * 10**6}9]"
-    header = f'{{"w": {{"dtype": "F32", "shape": {shape}, "data_offsets": [0, 4]}}}}'.encode()
-    path = tmp_path / "wide.safetensors"
-    path.write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
-    with pytest.raises(CorruptCheckpointError, match="expected the shape of a tensor"):
-        from_safetensors(path, tmp_path / "chk")
-
-
-@pytest.mark.parametrize("num_cases", [30, pytest.param(400, marks=pytest.mark.more)])
-@pytest.mark.parametrize("is_zipped", [True, False])
-def test_a_spoilt_file_of_torch_save_is_read_or_refused(
-    is_zipped: bool, num_cases: int, tmp_path: Path
-) -> None:
-    path, content = tmp_path / "a.pt", {"a": [1, {"b": (2, "x")}], "t": torch.ones(2)}
-    torch.save(content, path, _use_new_zipfile_serialization=is_zipped)
-    data = path.read_bytes()
-    begin = data.index(b"\x80\x02}") if is_zipped else 0
-    end = data.index(b"PK", begin) if is_zipped else len(data)
-    for case in range(num_cases):
-        chance, spoilt = random.Random(case), bytearray(data)
-        for _ in range(chance.choice([1, 1, 3])):
-            spoilt[chance.randrange(begin, end)] = chance.choice(b"bRs0.tu\x81")
-        path.write_bytes(spoilt)
-        with contextlib.suppress(CheckFreqError):
-            from_torch_save(path, tmp_path / f"chk{case}")
-
-
 # ---- what is no file
-
-
-def _fifo(path: Path) -> Path:
-    path.unlink(missing_ok=True)
-    path.parent.mkdir(exist_ok=True)
-    os.mkfifo(path)
-    return path
 
 
 @pytest.mark.parametrize(
@@ -318,7 +228,10 @@ def _fifo(path: Path) -> Path:
 def test_a_fifo_is_refused_instead_of_waited_for(
     reads: Callable[[Path, Path], int], name: str, folder: Path
 ) -> None:
-    path = _fifo(folder.parent / name)
+    path = folder.parent / name
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
     source = path.parent if "/" in name else path
     with pytest.raises(ConfigError, match="FIFO, socket or device: expected a regular file"):
         reads(source, folder.parent / "chk")
@@ -328,12 +241,9 @@ def test_links_are_followed_as_in_a_cache_of_downloads(tmp_path: Path) -> None:
     hub = tmp_path / "hub"
     hub.mkdir()
     save_file({"w": torch.ones(2)}, tmp_path / "blob")
-    (hub / "model-1.safetensors").symlink_to("../blob")
-    (tmp_path / "index").write_text('{"weight_map": {"w": "model-1.safetensors"}}')
-    (hub / "model.safetensors.index.json").symlink_to("../index")
-    from_pretrained(hub, tmp_path / "chk")
-    from_safetensors(hub / "model-1.safetensors", tmp_path / "chk", step=1)
+    (hub / "model.safetensors").symlink_to("../blob")
     (tmp_path / "link").symlink_to("hub")
-    assert cli.main(["import", str(tmp_path / "link"), str(tmp_path / "chk"), "--step", "2"]) == 0
-    for step in (0, 1, 2):
+    from_pretrained(tmp_path / "link", tmp_path / "chk")
+    from_safetensors(hub / "model.safetensors", tmp_path / "chk", step=1)
+    for step in (0, 1):
         assert checkfreq.load(tmp_path / "chk", step=step)["model"]["w"].tolist() == [1, 1]

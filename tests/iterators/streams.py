@@ -116,14 +116,6 @@ class OwnIterator(Opaque):
         self.walk.load_state_dict(state)
 
 
-class Rewound(OwnIterator):
-    """The same with a state at any time, which ``__iter__`` sets back without an error."""
-
-    def __init__(self, shares: list[int]) -> None:
-        super().__init__(shares)
-        self.walk = Walk(0, 0)
-
-
 class Batched(Opaque):
     """Yields ready batches of its own sizes."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
@@ -25,15 +24,6 @@ def test_the_package_and_its_iterator_import_without_torch() -> None:
     use = "iterators.CFIterator([1], exact=False)"
     code = f"import sys, iterators; {use}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=PACKAGE.parent, timeout=240)
-
-
-def test_nothing_is_imported_from_checkfreq() -> None:
-    for path in PACKAGE.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                names = [node.module or ""]
-            assert not any(name.split(".")[0] == "checkfreq" for name in names), path
 
 
 BESIDE = """

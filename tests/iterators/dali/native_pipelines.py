@@ -96,24 +96,6 @@ def with_source(reader: dict[str, Any], source: Any = None) -> Any:
     return fn.resize(fn.decoders.image(encoded), size=6), labels + extra
 
 
-@pipeline_def(enable_conditionals=True)
-def conditional(root: str) -> Any:
-    """Arrays from a folder, through random branches."""
-    arrays = fn.readers.numpy(
-        file_root=root,
-        file_filter="*.npy",
-        name="Reader",
-        pad_last_batch=True,
-        random_shuffle=True,
-        initial_fill=3,
-    )
-    if fn.random.coin_flip(dtype=types.BOOL):
-        changed = arrays + 1
-    else:
-        changed = arrays * fn.cast(fn.random.uniform(range=[0, 100]), dtype=types.INT64)
-    return changed, arrays
-
-
 def settings_of(spec: Spec, checkpoint: bytes | None) -> dict[str, Any]:
     """What every pipeline here is built with."""
     return {

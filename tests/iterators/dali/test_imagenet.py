@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ Range = tuple[float, float]
 
 RANGES: list[tuple[Range, Range, set[bool]]] = [
     ((0.08, 1.0), (3 / 4, 4 / 3), {True, False}),
-    ((1.0, 1.0), (1.0, 1.0), {True, False}),
     ((0.9, 1.0), (0.3, 0.4), {False}),
     ((0.9, 1.0), (3.0, 4.0), {False}),
 ]
@@ -62,14 +60,6 @@ def rounded(value: float) -> int:
     return int(np.floor(value + 0.5))
 
 
-def batches(pipe: Any) -> Iterator[Any]:
-    while True:
-        try:
-            yield pipe.run()
-        except StopIteration:
-            return
-
-
 @pytest.mark.parametrize(("scale", "ratio", "expected"), RANGES)
 def test_windows_are_torchvisions_and_cut_the_upright_image(
     paths: list[str], scale: Range, ratio: Range, expected: set[bool]
@@ -86,7 +76,8 @@ def test_windows_are_torchvisions_and_cut_the_upright_image(
         return ids, uniforms, start, shape, fn.decoders.image(encoded), cut
 
     found = set()
-    for outputs in batches(define()):
+    pipe = define()
+    for outputs in (pipe.run() for _ in range(5)):
         for sample in range(len(outputs[0])):
             one, drawn, start, shape, whole, cut = (np.array(out[sample]) for out in outputs)
             with Image.open((paths * 4)[int(one[0])]) as opened:
@@ -163,9 +154,8 @@ def test_pictures_are_flipped_or_not(images: Path) -> None:
     assert 0 < flipped < 3 * len(square)
 
 
-@pytest.mark.parametrize("make", [imagenet_train, imagenet_val])
-def test_decoding_on_a_gpu_needs_to_know_which(images: Path, make: Any) -> None:
+def test_decoding_on_a_gpu_needs_to_know_which(images: Path) -> None:
     with pytest.raises(ValueError, match="give device_id, the local rank"):
-        make(images, 4, device="mixed")
+        imagenet_train(images, 4, device="mixed")
     with pytest.raises(ValueError, match="device must be 'cpu' or 'mixed', got 'gpu'"):
-        make(images, 4, device="gpu")
+        imagenet_val(images, 4, device="gpu")

@@ -73,13 +73,6 @@ def generated() -> Any:
     )
 
 
-def split(dataset: Any, rank: int, world: int) -> Any:
-    """This rank's shards of a streaming dataset."""
-    from datasets.distributed import split_dataset_by_node
-
-    return split_dataset_by_node(dataset, rank, world) if world > 1 else dataset
-
-
 # webdataset
 
 
@@ -190,77 +183,54 @@ class LocalMds(torch.utils.data.Dataset[dict[str, Any]]):
 # The loaders
 
 
-def _hf_map(folder: Path, rank: int, world: int, **settings: Any) -> Any:
-    dataset = in_memory().with_transform(noised_batch)
-    return DataLoader(dataset, BATCH_SIZE, shuffle=True, collate_fn=collate, **settings)
-
-
-def _hf_stream(folder: Path, rank: int, world: int, **settings: Any) -> Any:
-    dataset = split(streamed(), rank, world).map(noised)
+def batched(dataset: Any, **settings: Any) -> DataLoader[Any]:
+    """A loader of batches."""
     return DataLoader(dataset, BATCH_SIZE, collate_fn=collate, **settings)
 
 
-def _hf_shuffled(folder: Path, rank: int, world: int, **settings: Any) -> Any:
-    dataset = ShuffledStream(split(generated(), rank, world).map(noised), buffer_size=7)
-    return DataLoader(dataset, BATCH_SIZE, collate_fn=collate, **settings)
-
-
-def _tar_shards(folder: Path, rank: int, world: int, **settings: Any) -> Any:
-    dataset = tar_shards(folder / "tar")
-    return DataLoader(dataset, BATCH_SIZE, shuffle=True, collate_fn=collate, **settings)
-
-
-def _tar_pipeline(folder: Path, rank: int, world: int, **settings: Any) -> Any:
+def _tar_pipeline(folder: Path, **settings: Any) -> Any:
     import webdataset as wds
 
-    dataset = pipeline(folder / "tar", wds.detshuffle(10, 5, seed=3))
-    return DataLoader(dataset, BATCH_SIZE, collate_fn=collate, **settings)
+    return batched(pipeline(folder / "tar", wds.detshuffle(10, 5, seed=3)), **settings)
 
 
-def _nodes(folder: Path, rank: int, world: int, *, num_workers: int = 0) -> Any:
+def _nodes(folder: Path, *, num_workers: int = 0) -> Any:
     from torchdata.nodes import Loader
 
-    return Loader(node(rank, world, workers=num_workers))
+    return Loader(node(0, 1, workers=num_workers))
 
 
-def _mds(folder: Path, rank: int, world: int, **settings: Any) -> Any:
-    dataset = LocalMds(folder / "mds")
-    return DataLoader(dataset, BATCH_SIZE, shuffle=True, collate_fn=collate, **settings)
+def _mds(folder: Path, **settings: Any) -> Any:
+    import tests.integrations.vision  # noqa: F401  # it imports torchvision
+
+    return batched(LocalMds(folder / "mds"), shuffle=True, **settings)
 
 
-#: What users write, by name: (folder, rank, world, num_workers=) -> loader.
+#: What users write, by a name that begins with the package's: (folder, num_workers=) -> loader.
 LOADERS: dict[str, Callable[..., Any]] = {
-    "datasets map-style": _hf_map,
-    "datasets streaming": _hf_stream,
-    "datasets streaming, shuffled": _hf_shuffled,
-    "webdataset shards": _tar_shards,
+    "datasets map-style": lambda folder, **settings: batched(
+        in_memory().with_transform(noised_batch), shuffle=True, **settings
+    ),
+    "datasets streaming": lambda folder, **settings: batched(streamed().map(noised), **settings),
+    "datasets streaming, shuffled": lambda folder, **settings: batched(
+        ShuffledStream(generated().map(noised), buffer_size=7), **settings
+    ),
+    "webdataset shards": lambda folder, **settings: batched(
+        tar_shards(folder / "tar"), shuffle=True, **settings
+    ),
     "webdataset pipeline": _tar_pipeline,
     "torchdata nodes": _nodes,
-    "mosaicml": _mds,
+    "streaming of mosaicml": _mds,
 }
-
-#: The package that each of them needs, by the first word of its name.
-_PACKAGES = {
-    "datasets": "datasets",
-    "webdataset": "webdataset",
-    "torchdata": "torchdata",
-    "mosaicml": "streaming",
-}
-
-
-def needs(kind: str) -> str:
-    """The package that a kind of loader needs."""
-    return _PACKAGES[kind.split()[0]]
 
 
 def require_installed(kind: str) -> None:
     """Skip the test where the library is not installed. Does not import it."""
-    if importlib.util.find_spec(needs(kind)) is None:
-        require("data", f"{needs(kind)} is not installed")
+    package = kind.split()[0]
+    if importlib.util.find_spec(package) is None:
+        require("data", f"{package} is not installed")
 
 
-def make(kind: str, folder: Path, *, rank: int = 0, world: int = 1, workers: int = 0) -> Any:
+def make(kind: str, folder: Path, *, workers: int = 0) -> Any:
     """The loader of a kind, with its data in ``folder``."""
-    if needs(kind) == "streaming":
-        import tests.integrations.vision  # noqa: F401  # it imports torchvision
-    return LOADERS[kind](folder, rank, world, num_workers=workers)
+    return LOADERS[kind](folder, num_workers=workers)

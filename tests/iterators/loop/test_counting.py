@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -35,92 +36,45 @@ def accumulate(numbered: Iterable[tuple[int, Any]], manager: FakeManager, num: i
             manager.weight_update()
 
 
-def test_enumerate_gives_the_index_in_the_epoch_after_a_restore_too() -> None:
-    iterator = CFIterator(ResumableDataLoader(Plain(20), 2))
-    batches = [(i, batch.tolist()) for i, batch in iterator.enumerate()]
-    assert [i for i, _ in batches] == [*range(10)]
-    restored = interrupted(at=4)
-    assert [(i, batch.tolist()) for i, batch in restored.enumerate()] == batches[4:]
-    assert [i for i, _ in restored.enumerate(start=1)] == [*range(1, 11)]
+def test_accumulation_over_enumerate_updates_after_the_same_batches_in_a_resumed_run() -> None:
+    for at, events in ((0, ["step", "step"]), (4, ["step"])):
+        manager = FakeManager()
+        iterator = interrupted(at=at, manager=manager)
+        for _ in iterator.epochs(1):
+            accumulate(iterator.enumerate(), manager, len(iterator))
+        assert manager.events == ["first", *events, "end_epoch"]
 
 
-@pytest.mark.parametrize(("at", "events"), [(0, ["step", "step"]), (4, ["step"])])
-def test_accumulation_over_enumerate_updates_after_the_same_batches_in_a_resumed_run(
-    at: int, events: list[str]
+@pytest.mark.parametrize(
+    ("counted", "level", "told"),
+    [
+        (enumerate, "WARNING", "enumerate(train_loader) counts from 0"),
+        (lambda one: enumerate(wrapped(one)), "WARNING", "enumerate(train_loader) counts from 0"),
+        (lambda one: zip(count(), one, strict=False), "INFO", "a loop that counts by itself"),
+    ],
+    ids=["enumerate", "through a progress bar", "by itself"],
+)
+def test_a_count_from_0_in_a_resumed_epoch_is_told_with_what_to_write_and_warned_of_at_its_end(
+    counted: Any, level: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    manager = FakeManager()
-    iterator = interrupted(at=at, manager=manager)
-    for _ in iterator.epochs(1):
-        accumulate(iterator.enumerate(), manager, len(iterator))
-    assert manager.events == ["first", *events, "end_epoch"]
-
-
-def test_leaving_enumerate_early_leaves_the_epoch() -> None:
-    manager = FakeManager()
-    iterator = CFIterator(ResumableDataLoader(Plain(20), 2), cf_manager=manager)
-    for i, _ in iterator.enumerate():
-        manager.weight_update()
-        if i == 3:
-            break
-    assert [i for i, _ in iterator.enumerate()] == [*range(10)]
-    assert iterator.epoch == 1
-
-
-@pytest.mark.parametrize("progress", [iter, wrapped], ids=["bare", "through a progress bar"])
-def test_pythons_enumerate_in_a_resumed_epoch_is_a_warning_that_names_what_to_write(
-    progress: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+    caplog.set_level(logging.INFO)
     manager = FakeManager()
     iterator = interrupted(at=4, manager=manager)
     for _ in iterator.epochs(2):
-        accumulate(enumerate(progress(iterator)), manager, len(iterator))
+        accumulate(counted(iterator), manager, len(iterator))
     at_resume, at_end = caplog.records
-    assert (at_resume.levelname, at_end.levelname) == ("WARNING", "WARNING")
-    assert "resumed at batch 4 of epoch 0, but enumerate(train_loader) counts from 0" in (
-        at_resume.message
-    )
+    assert (at_resume.levelname, at_end.levelname) == (level, "WARNING")
+    assert f"resumed at batch 4 of epoch 0, but {told}" in at_resume.message
     assert "train_loader.enumerate()" in at_resume.message
-    assert "train_loader.batch" in at_resume.message
-    assert "epoch 0, which was resumed in mid-epoch, ends with 2 batch(es) that no update" in (
-        at_end.message
-    )
+    assert "resumed in mid-epoch, ends with 2 batch(es) that no update" in at_end.message
 
 
-def test_a_loop_that_counts_by_itself_is_informed_and_warned_at_the_end_of_the_epoch(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO)
-    manager = FakeManager()
-    iterator, i = interrupted(at=4, manager=manager), 0
+def with_the_true_index(iterator: CFIterator, manager: FakeManager) -> None:
     for _ in iterator.epochs(1):
-        for _ in iterator:
-            i += 1
-            if i % 4 == 0 or i == len(iterator):
-                manager.weight_update()
-    told = [(record.levelname, "train_loader.batch" in record.message) for record in caplog.records]
-    assert told == [("INFO", True), ("WARNING", True)]
-
-
-@pytest.mark.parametrize("index", ["enumerate()", "batch"])
-def test_a_loop_that_asks_for_the_true_index_is_not_warned(
-    index: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    manager = FakeManager()
-    iterator = interrupted(at=4, manager=manager)
-    numbered: Iterable[tuple[int, Any]] = iterator.enumerate()
-    if index == "batch":
-        numbered = ((iterator.batch, batch) for batch in iterator)
-    for _ in numbered:  # groups that are carried over the epoch's end are none of our business
-        pass
-    iterator.finish()
-    assert not caplog.records
-
-
-def without_an_index(iterator: CFIterator, manager: FakeManager) -> None:
-    for _ in iterator.epochs(2):
-        for _ in iterator:
-            manager.weight_update()
+        for _ in iterator.enumerate():
+            pass
+    for _ in iterator:
+        assert iterator.batch < 10
 
 
 def over_something_else(iterator: CFIterator, manager: FakeManager) -> None:
@@ -134,21 +88,9 @@ def carried_over(iterator: CFIterator, manager: FakeManager) -> None:
         accumulate(enumerate(iterator), manager, len(iterator) + 1)
 
 
-def in_steps(iterator: CFIterator, manager: FakeManager) -> None:
-    for i, _ in enumerate(iterator.steps(8)):
-        if i % 3 == 2:
-            manager.weight_update()
-
-
 @pytest.mark.parametrize(
     ("at", "loop"),
-    [
-        (4, without_an_index),
-        (4, over_something_else),
-        (0, carried_over),
-        (10, carried_over),
-        (4, in_steps),
-    ],
+    [(4, with_the_true_index), (4, over_something_else), (0, carried_over), (10, carried_over)],
 )
 def test_loops_that_count_nothing_wrong_are_not_warned(
     at: int, loop: Any, caplog: pytest.LogCaptureFixture

@@ -73,10 +73,8 @@ class Run(FakeManager):
         self.saved.append((len(self.used), len(self.noted), self.positions[-1]))
 
 
-def check(
-    loop: Loop, *, n: int = 7, m: int = 9, lookahead: int | None = 0, second: int | None = 0
-) -> Run:
-    """Compare every resumed run with the whole one, which is returned."""
+def check(loop: Loop, *, n: int = 7, m: int = 9, lookahead: int = 0, second: int = 0) -> None:
+    """Compare every resumed run with the whole one."""
     iterators: list[tuple[int, dict[str, Any]]] = [
         (n, {"lookahead": lookahead, "audit": True}),
         (m, {"lookahead": second, "marks_steps": False, "name": "second"}),
@@ -90,7 +88,6 @@ def check(
     assert whole.report is not None
     assert whole.report.exact
     assert not whole.report.doubled
-    return whole
 
 
 def each_epoch(fetched: Callable[[CFIterator, CFIterator], Iterable[Any]]) -> Loop:
@@ -104,47 +101,116 @@ def each_epoch(fetched: Callable[[CFIterator, CFIterator], Iterable[Any]]) -> Lo
     return loop
 
 
-# Look-ahead
+def over_the_end_of_an_epoch(run: Run, main: CFIterator, second: CFIterator) -> None:
+    for batch in itertools.islice(ahead(cycle(main), 2), 20 - main.step):
+        run.update(batch)
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-@pytest.mark.parametrize("n", [1, 3, 7])
-def test_a_prefetcher_whose_depth_is_stated_loses_no_batch(n: int, depth: int) -> None:
-    loop = each_epoch(lambda main, second: ahead(main, depth))
-    whole = check(loop, n=n, lookahead=depth)
-    assert len(whole.used) == EPOCHS * n
-    assert whole.events.count("end_epoch") == EPOCHS
+def left_early(main: CFIterator, second: CFIterator) -> Iterator[Any]:
+    for batch in ahead(main):
+        yield batch
+        if main.batch == 4:
+            return
 
 
-def test_a_prefetcher_around_an_accumulating_loop_loses_no_batch() -> None:
+def zipped(*, second_first: bool = False, left_at: int = 99, kept: bool = False) -> Loop:
+    """A zip of the two in either order; perhaps left, perhaps kept by a variable."""
+
     def loop(run: Run, main: CFIterator, second: CFIterator) -> None:
+        both = (second, main) if second_first else (main, second)
         for _ in main.epochs(EPOCHS):
-            group = []
-            for i, batch in ahead(main.enumerate(), 2):
-                group.append(batch)
-                if len(group) == 3 or i == 6:
-                    run.update(*group)
-                    group.clear()
+            held = zip(*both, strict=False) if kept else None
+            for one, other in held or zip(*both, strict=False):
+                run.update(one, other)
+                if main.batch == left_at:
+                    break
 
-    check(loop, lookahead=2)
+    return loop
 
 
-def test_a_prefetcher_that_reads_over_the_end_of_an_epoch_loses_no_batch() -> None:
+def a_zip_kept_by_plain_loops(run: Run, main: CFIterator, second: CFIterator) -> None:
+    while main.epoch < EPOCHS:
+        pairs = zip(main.enumerate(), second, strict=False)
+        for (i, one), other in pairs:
+            run.update(one, other)
+            if i == 1:
+                break
+        iter(main)
+
+
+def opened_again(*, comes_first: bool) -> Loop:
+    """Two batches of the second for each of the first, also where it ends in mid-epoch."""
+
     def loop(run: Run, main: CFIterator, second: CFIterator) -> None:
-        for batch in itertools.islice(ahead(cycle(main), 2), 20 - main.step):
+        others = cycle(second)
+        for _ in main.epochs(EPOCHS):
+            batches = iter(main)
+            while True:
+                drawn = [next(others), next(others)] if comes_first else []
+                if (batch := next(batches, None)) is None:
+                    break
+                run.update(batch, *(drawn or [next(others), next(others)]))
+
+    return loop
+
+
+def asked_for_after_the_update(run: Run, main: CFIterator, second: CFIterator) -> None:
+    others = iter(second)
+    for _ in main.epochs(1):
+        for batch in main:
             run.update(batch)
+            run.noted.append(int(next(others)))
 
-    check(loop, lookahead=2)
+
+def validating_in_the_tail(run: Run, main: CFIterator, second: CFIterator) -> None:
+    for _ in main.epochs(EPOCHS):
+        for batch in main:
+            run.update(batch)
+        validated = [int(one) for one in second]
+        assert validated not in run.noted
+        run.noted.append(validated)
 
 
-def test_a_prefetched_epoch_that_is_left_early_ends_there() -> None:
-    def fetched(main: CFIterator, second: CFIterator) -> Iterator[Any]:
-        for batch in ahead(main):
-            yield batch
-            if main.batch == 4:
-                return
+LOOPS: dict[str, tuple[Loop, dict[str, Any]]] = {
+    "a prefetcher": (each_epoch(lambda main, second: ahead(main)), {"lookahead": 1}),
+    "a prefetcher deeper than an epoch": (
+        each_epoch(lambda main, second: ahead(main, 3)),
+        {"n": 1, "lookahead": 3},
+    ),
+    "a prefetcher over the end of an epoch": (over_the_end_of_an_epoch, {"lookahead": 2}),
+    "a prefetched epoch left early": (each_epoch(left_early), {"lookahead": 1}),
+    "zip, a shorter second": (zipped(), {"m": 5}),
+    "zip, a longer second first": (zipped(second_first=True), {}),
+    "zip left early": (zipped(left_at=3), {"m": 7}),
+    "zip, the second first, left early": (zipped(second_first=True, left_at=3), {"m": 7}),
+    "zip kept": (zipped(kept=True), {"n": 3, "m": 5}),
+    "zip kept, the second first, left early": (
+        zipped(second_first=True, left_at=1, kept=True),
+        {"n": 3, "m": 5},
+    ),
+    "zip kept by plain loops": (a_zip_kept_by_plain_loops, {"n": 3}),
+    "a prefetcher around a zip": (
+        each_epoch(lambda main, second: ahead(zip(second, main, strict=False))),
+        {"lookahead": 1, "second": 1},
+    ),
+    "a zip of prefetchers": (
+        each_epoch(lambda main, second: zip(ahead(second), ahead(main), strict=False)),
+        {"lookahead": 1, "second": 1},
+    ),
+    "a second opened again, first": (opened_again(comes_first=True), {"n": 4, "m": 3}),
+    "a second opened again": (opened_again(comes_first=False), {"n": 4, "m": 3}),
+    "a batch asked for after the update": (asked_for_after_the_update, {}),
+    "validation in the tail": (validating_in_the_tail, {}),
+}
 
-    check(each_epoch(fetched), lookahead=1)
+
+@pytest.mark.parametrize("kind", LOOPS)
+def test_a_loop_loses_and_repeats_nothing_from_any_of_its_boundaries_on(kind: str) -> None:
+    loop, options = LOOPS[kind]
+    check(loop, **options)
+
+
+# Look-ahead
 
 
 def test_a_clean_close_in_mid_epoch_keeps_what_was_fetched_ahead() -> None:
@@ -165,129 +231,13 @@ def test_a_clean_close_in_mid_epoch_keeps_what_was_fetched_ahead() -> None:
     assert used == [0, 1, 2, 3, 4, 5]
 
 
-def test_an_update_before_the_stated_batches_were_fetched_is_an_error() -> None:
+def test_an_update_before_the_stated_batches_were_fetched_and_steps_are_errors() -> None:
     manager = FakeManager()
     main = CFIterator(ResumableDataLoader(Plain(6), 1), cf_manager=manager, lookahead=2)
+    with pytest.raises(ValueError, match=r"steps\(\) cannot be used with lookahead=2"):
+        main.steps(3)
     batches = ahead(main, 1)
     next(batches)
     manager.weight_update()
     with pytest.raises(IterationStateError, match=r"fetch 3 batches .* an update came after 2"):
         next(batches)
-
-
-def test_steps_and_a_negative_lookahead_are_refused() -> None:
-    main = CFIterator(ResumableDataLoader(Plain(6), 1), lookahead=1)
-    with pytest.raises(ValueError, match=r"steps\(\) cannot be used with lookahead=1"):
-        main.steps(3)
-    with pytest.raises(ValueError, match="lookahead must not be negative"):
-        CFIterator(ResumableDataLoader(Plain(6), 1), lookahead=-1)
-
-
-# A second iterator
-
-
-@pytest.mark.parametrize(("m", "left_at"), [(5, 99), (9, 99), (7, 3)])
-@pytest.mark.parametrize("comes_first", [False, True])
-def test_zip_may_ask_either_first(m: int, left_at: int, comes_first: bool) -> None:
-    def loop(run: Run, main: CFIterator, second: CFIterator) -> None:
-        for _ in main.epochs(EPOCHS):
-            for one, other in (
-                zip(second, main, strict=False) if comes_first else zip(main, second, strict=False)
-            ):
-                run.update(one, other)
-                if main.batch == left_at:
-                    break
-
-    check(loop, m=m)
-
-
-@pytest.mark.parametrize("comes_first", [False, True])
-@pytest.mark.parametrize("left_at", [1, 99])
-def test_zip_may_be_kept_by_a_variable(comes_first: bool, left_at: int) -> None:
-    def loop(run: Run, main: CFIterator, second: CFIterator) -> None:
-        for _ in main.epochs(2):
-            pairs = (
-                zip(second, main, strict=False) if comes_first else zip(main, second, strict=False)
-            )
-            for one, other in pairs:
-                run.update(one, other)
-                if main.batch == left_at:
-                    break
-
-    check(loop, n=3, m=5)
-
-
-def test_plain_loops_over_a_kept_zip_lose_nothing() -> None:
-    def loop(run: Run, main: CFIterator, second: CFIterator) -> None:
-        while main.epoch < 2:
-            pairs = zip(main.enumerate(), second, strict=False)
-            for (i, one), other in pairs:
-                run.update(one, other)
-                if i == 1:
-                    break
-            iter(main)
-
-    check(loop, n=3)
-
-
-def test_a_prefetcher_around_a_zip_loses_nothing_of_either() -> None:
-    for fetched in (
-        lambda main, second: ahead(zip(main, second, strict=False)),
-        lambda main, second: ahead(zip(second, main, strict=False)),
-        lambda main, second: zip(ahead(second), ahead(main), strict=False),
-    ):
-        check(each_epoch(fetched), lookahead=1, second=1)
-
-
-def restarted(second: CFIterator) -> Iterator[Any]:
-    """Draws on and on from an iterator that is opened again whenever it ends."""
-    batches = iter(second)
-    while True:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            batches = iter(second)
-            batch = next(batches)
-        yield batch
-
-
-@pytest.mark.parametrize("comes_first", [False, True])
-def test_a_second_source_that_is_opened_again_in_mid_epoch_loses_nothing(
-    comes_first: bool,
-) -> None:
-    def loop(run: Run, main: CFIterator, second: CFIterator) -> None:
-        others = restarted(second)
-        for _ in main.epochs(2):
-            batches = iter(main)
-            drawn: list[Any] = []
-            while True:
-                if comes_first:
-                    drawn = [next(others) for _ in range(2)]
-                if (batch := next(batches, None)) is None:
-                    break
-                if not comes_first:
-                    drawn = [next(others) for _ in range(2)]
-                run.update(batch, *drawn)
-
-    check(loop, n=4, m=3)
-
-
-def test_a_batch_that_is_asked_for_after_the_update_belongs_to_its_iteration() -> None:
-    def loop(run: Run, main: CFIterator, second: CFIterator) -> None:
-        others = iter(second)
-        for _ in main.epochs(1):
-            for batch in main:
-                run.update(batch)
-                run.noted.append(int(next(others)))
-
-    check(loop)
-
-
-def test_validation_in_the_tail_is_not_repeated() -> None:
-    def loop(run: Run, main: CFIterator, second: CFIterator) -> None:
-        for _ in main.epochs(EPOCHS):
-            for batch in main:
-                run.update(batch)
-            run.noted.append([int(one) for one in second])
-
-    assert len({tuple(one) for one in check(loop).noted}) == EPOCHS

@@ -67,12 +67,6 @@ def plain(run: Run, batches: CFIterator) -> None:
             run.update(batch)
 
 
-def numbered(run: Run, batches: CFIterator) -> None:
-    for _ in batches.epochs(_EPOCHS):
-        for _, batch in batches.enumerate():
-            run.update(batch)
-
-
 def kept(run: Run, batches: CFIterator) -> None:
     turns = batches.epochs(_EPOCHS)
     run.kept.append(turns)
@@ -100,14 +94,22 @@ def _ahead(batches: Iterable[Any]) -> Iterator[Any]:
     yield from held
 
 
-@pytest.mark.parametrize("when", ["delivered", "before", "after"])
-@pytest.mark.parametrize(("loop", "most"), [(plain, None), (numbered, 4)])
+@pytest.mark.parametrize(
+    ("loop", "when", "options"),
+    [
+        (plain, "delivered", {}),
+        (plain, "before", {"batches_per_epoch": 4}),
+        (plain, "after", {}),
+        (one_ahead, "delivered", {"lookahead": 1}),
+        (one_ahead, "after", {"lookahead": 1}),
+    ],
+)
 def test_an_interrupted_epoch_goes_on_with_the_batch_that_no_update_has_used(
-    loop: Loop, most: int | None, when: str
+    loop: Loop, when: str, options: dict[str, int]
 ) -> None:
-    whole = Run(loop, batches_per_epoch=most)
+    whole = Run(loop, **options)
     for at in range(len(whole.used)):
-        assert Run(loop, at, when, batches_per_epoch=most).used == whole.used, at
+        assert Run(loop, at, when, **options).used == whole.used, at
 
 
 @pytest.mark.parametrize(("at", "when"), [(0, "after"), (6, "before"), (9, "delivered")])
@@ -115,10 +117,3 @@ def test_an_interrupted_loop_that_a_traceback_keeps_does_not_end_the_next_one(
     at: int, when: str
 ) -> None:
     assert Run(kept, at, when).used == Run(kept).used
-
-
-@pytest.mark.parametrize("when", ["delivered", "after"])
-def test_what_an_interrupted_loop_has_fetched_ahead_is_served_again(when: str) -> None:
-    whole = Run(one_ahead, lookahead=1)
-    for at in range(len(whole.used)):
-        assert Run(one_ahead, at, when, lookahead=1).used == whole.used, at

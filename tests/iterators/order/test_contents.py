@@ -14,7 +14,6 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, TensorDataset, 
 
 from iterators import CFIterator, ResumableDataLoader, ResumeMismatchError
 from iterators.order.contents import sample_digests
-from iterators.torch.samplers import ResumableSampler
 
 N = 40
 
@@ -30,13 +29,6 @@ class Held(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         raise AssertionError("no sample may be asked for")
-
-
-class Columns(Held):
-    """A dictionary of columns, as a tokenizer gives one."""
-
-    def __init__(self, held: Any) -> None:
-        super().__init__({"ids": held, "mask": [[1, 1]] * len(held)})
 
 
 class Listed(Held):
@@ -55,26 +47,6 @@ def values(seed: int) -> torch.Tensor:
     return torch.randn(2 * N, 5, generator=torch.Generator().manual_seed(1))[order(seed)]
 
 
-class NotReady(Held):
-    """Parts of it fail, or take long, unless they are asked for in time."""
-
-    def __init__(self) -> None:
-        super().__init__(Computed())
-
-    @property
-    def samples(self) -> list[str]:
-        raise OSError("open() it first")
-
-
-class Computed:
-    """A table of another process, say: its length is the result of a job."""
-
-    iloc = None
-
-    def __len__(self) -> int:
-        raise AssertionError("no job may be started")
-
-
 @dataclass
 class Example:
     """A sample, as many preprocessing scripts hold them."""
@@ -89,28 +61,21 @@ def split_of_stored(seed: int) -> Any:
     return rows.train_test_split(test_size=N, seed=seed)["train"]
 
 
-def stored(seed: int) -> Any:
-    split = split_of_stored(seed)
-    return split.map(lambda row: {"length": len(row["text"])})  # the order is in the rows now
-
-
 SPLITS: dict[str, Callable[[int], Any]] = {
     "tensors": lambda seed: TensorDataset(values(seed), torch.arange(N)),
     "arrays": lambda seed: Held(values(seed).numpy()),
-    "bfloat16": lambda seed: Held(values(seed).bfloat16()),
     "labels": lambda seed: Held([n % 3 for n in order(seed)]),
-    "numbers": lambda seed: Held(values(seed)[:, 0].tolist()),
     "paths": lambda seed: Held([Path(f"/data/{n}.jpg") for n in order(seed)]),
     "pairs": lambda seed: Held([(f"/data/{n}.jpg", 0) for n in order(seed)]),
     "texts": lambda seed: Held(np.array([f"line {n}" for n in order(seed)])),
-    "bytes": lambda seed: Held([b"%d" % n for n in order(seed)]),
     "rows": lambda seed: [{"x": row} for row in values(seed)],
-    "columns": lambda seed: Columns([[n, n + 1] for n in order(seed)]),
+    "columns": lambda seed: Held({"ids": [[n, n + 1] for n in order(seed)], "mask": [[1, 1]] * N}),
     "inside": lambda seed: Held(ConcatDataset([TensorDataset(values(seed))])),
     "examples": lambda seed: Held([Example(f"line {n}", 0.5) for n in order(seed)]),
     "times": lambda seed: Held(np.array(order(seed), "datetime64[D]")),
     "complex": lambda seed: Held(torch.view_as_complex(values(seed)[:, :2].contiguous())),
-    "stored": stored,
+    # The order is in the rows after a map.
+    "stored": lambda seed: split_of_stored(seed).map(lambda row: {"length": len(row["text"])}),
     "inside a wrapper, stored": lambda seed: Held(split_of_stored(seed)),
 }
 
@@ -124,19 +89,12 @@ def loaded(saved: Any, live: Any) -> None:
 def test_another_split_is_warned_of_and_the_same_one_is_not(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make = SPLITS[kind]
-    loaded(make(1), make(1))
+    loaded(SPLITS[kind](1), SPLITS[kind](1))
     assert not caplog.messages
-    loaded(make(1), make(2))
+    loaded(SPLITS[kind](1), SPLITS[kind](2))
     (message,) = caplog.messages
     assert "split or shuffled without a seed" in message
-    assert f"other values in {type(make(1)).__name__}" in message
-
-
-def test_a_sampler_of_ours_warns_too(caplog: pytest.LogCaptureFixture) -> None:
-    state = ResumableSampler(SPLITS["labels"](1)).state_dict()
-    ResumableSampler(SPLITS["labels"](2)).load_state_dict(state)
-    assert "other values in Held.held" in caplog.text
+    assert "other values in " in message
 
 
 SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
@@ -144,27 +102,13 @@ SAME: dict[str, Callable[[], tuple[Any, Any]]] = {
         Held(torch.cat([values(1), torch.ones(N, 1), torch.zeros(N, 1)], 1)),
         Held(torch.cat([values(1), torch.ones(N, 1), torch.full((N, 1), 1e-9)], 1) * (1 + 2e-7)),
     ),
-    "some that are rounded otherwise": lambda: (
-        Held(values(1)),
-        Held(torch.where(torch.arange(N)[:, None] == N // 2, 3 * values(1), values(1))),
-    ),
     "a moved folder": lambda: (
         Held([f"/job/1/{n}.jpg" for n in range(N)]),
         Held([f"/job/2/{n}.jpg" for n in range(N)]),
     ),
     "a cache that fills": lambda: (Held([None] * N), Held([b"seen"] * N)),
-    "an array that fills": lambda: (Held(np.zeros((N, 2))), Held(values(1).numpy())),
     "lists that fill": lambda: (Held([[] for _ in range(N)]), Held([[n] for n in range(N)])),
-    "what is not ready": lambda: (NotReady(), NotReady()),
     "what is not of the samples": lambda: (Held([1, 2, 3]), Held([4, 5])),
-    "what nobody can read": lambda: (
-        Held([torch.eye(2).to_sparse(), object(), 1j] * 13 + [1]),
-        Held([torch.eye(2).to_sparse(), object(), 2j] * 13 + [1]),
-    ),
-    "tensors without memory": lambda: (
-        Held(torch.ones(N, device="meta")),
-        Held(torch.ones(N, device="meta")),
-    ),
 }
 
 
@@ -176,13 +120,12 @@ def test_what_may_differ_between_two_starts_with_the_same_data_is_not_warned_of(
     assert not caplog.messages
 
 
-@pytest.mark.parametrize("world", [1, 2])
 def test_ranks_that_hold_samples_of_their_own_are_not_compared_with_one_another(
-    world: int, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def iterator(rank: int) -> CFIterator:
         data = Held([n % (rank + 2) for n in range(N)])
-        return CFIterator(ResumableDataLoader(data, 4, seed=1, rank=rank % world, world=world))
+        return CFIterator(ResumableDataLoader(data, 4, seed=1, rank=rank, world=2))
 
     merged = iterator(0).merged_state([iterator(rank).state_dict() for rank in (0, 1)])
     assert merged is not None
@@ -199,22 +142,17 @@ def test_data_that_is_named_is_not_looked_at() -> None:
     assert sample_digests(Held(values(1)), "points-1") == {}
 
 
-def shuffled(seed: int) -> Any:
-    datasets = pytest.importorskip("datasets")
-    return datasets.Dataset.from_dict({"x": list(range(N))}).shuffle(seed=seed)
+ORDERS: dict[str, Callable[[int], Any]] = {
+    "list": lambda seed: Listed(order(seed)),
+    "tensor": lambda seed: Listed(torch.tensor(order(seed))),
+    "random_split": lambda seed: random_split(
+        Held(None), [0.5, 0.5], torch.Generator().manual_seed(seed)
+    )[0],
+    "datasets": lambda seed: split_of_stored(1).shuffle(seed=seed),
+}
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda seed: Listed(order(seed)),
-        lambda seed: Listed(np.array(order(seed))),
-        lambda seed: Listed(torch.tensor(order(seed))),
-        lambda seed: random_split(Held(None), [0.5, 0.5], torch.Generator().manual_seed(seed))[0],
-        shuffled,
-    ],
-    ids=["list", "array", "tensor", "random_split", "datasets"],
-)
+@pytest.mark.parametrize("make", ORDERS.values(), ids=ORDERS)
 def test_another_order_that_a_dataset_holds_is_refused(make: Callable[[int], Any]) -> None:
     loaded(make(1), make(1))
     with pytest.raises(ResumeMismatchError, match="split or shuffled without a seed"):

@@ -100,21 +100,6 @@ def test_workers_have_the_cpu_or_what_their_init_function_says(
     assert torch.get_default_device().type == "meta"
 
 
-def test_workers_forked_in_a_context_have_the_cpu() -> None:
-    with torch.device("meta"):
-        users = DataLoader(
-            DATA, 20, collate_fn=named, num_workers=1, multiprocessing_context="fork"
-        )
-        assert [*CFIterator(users)] == ["cpu"]
-
-
-def test_the_users_dataset_has_the_default_device_in_this_process() -> None:
-    """As in torch's loader."""
-    with torch.device("meta"):
-        (batch,) = CFIterator(DataLoader(Plain(3), 3))
-    assert batch.device.type == "meta"
-
-
 def test_resident_samples_are_where_they_should_be() -> None:
     with torch.device("meta"):
         resident = ResidentDataset(DATA, device="cpu", rank=0, world=1)

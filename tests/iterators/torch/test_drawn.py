@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     RandomSampler,
     Sampler,
@@ -29,23 +28,11 @@ class Renamed(WeightedRandomSampler):
     pass
 
 
-class RenamedBatches(BatchSampler):
-    """As sentence-transformers has one: of the loader's settings, and of its own."""
-
-    def __init__(self, sampler: Sampler[int], batch_size: int, drop_last: bool) -> None:
-        super().__init__(sampler, batch_size, drop_last)
-        self.generator, self.seed, self.epoch = torch.Generator(), 0, 0
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-
 SAMPLERS: dict[str, Callable[[], Sampler[int]]] = {
     "weighted": lambda: WeightedRandomSampler(torch.arange(20.0), 13),
     "weighted, without replacement": lambda: Renamed(torch.ones(20), 13, replacement=False),
     "subset": lambda: SubsetRandomSampler(list(range(3, 16))),
     "with replacement": lambda: RandomSampler(DATA, replacement=True, num_samples=33),
-    "fewer": lambda: RandomSampler(DATA, num_samples=13),
     "more": lambda: RandomSampler(DATA, num_samples=43),
     "the first ones, in order": lambda: SequentialSampler(range(13)),
 }
@@ -79,22 +66,6 @@ def test_global_generators_and_those_of_the_sampler_are_left_alone() -> None:
     list(CFIterator(loader))
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.equal(own.get_state(), before[1])
-
-
-def test_an_epoch_too_long_to_be_listed_begins_at_once() -> None:
-    sampler = RandomSampler(Plain(20), replacement=True, num_samples=10**10)
-    iterator = CFIterator(DataLoader(Plain(20), 4, sampler=sampler), seed=5)
-    assert len(iterator) == 10**10 // 4
-    assert len(next(iter(iterator))) == 4
-
-
-def test_batch_samplers_under_another_name_serve_as_before() -> None:
-    def make(kind: Any) -> list[Any]:
-        batches = kind(RandomSampler(Plain(20)), 8, False)
-        return [one.tolist() for one in CFIterator(DataLoader(Plain(20), batch_sampler=batches))]
-
-    torch.manual_seed(1)
-    assert make(RenamedBatches) == make(BatchSampler)
 
 
 def test_other_weights_are_another_order_and_not_resumed() -> None:

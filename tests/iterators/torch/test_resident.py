@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from checkfreq.examples.imagenet.models import import_torchvision
 from iterators import (
@@ -23,7 +22,6 @@ from iterators import (
     ResumableDataLoader,
     ResumeMismatchError,
 )
-from iterators.order.batch_requests import fetches_by_batch
 from iterators.testing import check_resumable, digest
 from tests.iterators.datasets import Plain
 
@@ -119,21 +117,6 @@ def test_stacked_samples_and_batches_are_those_of_the_default_collate() -> None:
         assert digest(found) == digest(wanted)
 
 
-def test_samples_that_are_not_tuples_are_one_tensor_or_held_as_they_are() -> None:
-    resident = ResidentDataset(Plain(5), device="cpu", load_transform=lambda one: one * 2)
-    (batch,) = DataLoader(resident, batch_size=5, collate_fn=resident.collate)
-    assert torch.equal(batch, torch.arange(0, 10, 2))
-    samples = [{"text": "a"}, {"text": "bc"}]
-    assert list(ResidentDataset(Sized(samples))) == samples
-
-
-def test_batches_are_fetched_whole_only_where_nothing_is_done_to_each_sample() -> None:
-    assert fetches_by_batch(ResidentDataset(Pairs(4), device="cpu"))
-    assert fetches_by_batch(Subset(ResidentDataset(Pairs(4), device="cpu"), [0, 1]))
-    assert not fetches_by_batch(ResidentDataset(Pairs(4)))
-    assert not fetches_by_batch(ResidentDataset(Pairs(4), device="cpu", transform=plus_noise))
-
-
 # Folders
 
 
@@ -160,43 +143,34 @@ def test_a_folder_holds_what_torchvisions_does(folder: Path) -> None:
     ]
 
 
-def test_a_folder_is_read_by_the_users_loader_for_its_share_alone(folder: Path) -> None:
-    read: list[str] = []
-    resident = ResidentDataset.from_folder(
-        folder, loader=lambda path: read.append(path) or path, rank=1, world=2
-    )
-    assert [path for path, _ in resident] == read
-    assert len(read) == 2
-
-
 def test_a_moved_folder_is_the_same_data_and_a_renamed_file_is_not(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def name(root: str) -> str:
+    def name(root: str | Path) -> str:
         return ResidentDataset.from_folder(root, loader=str).data_fingerprint()
 
-    before = name(str(folder))
+    before = name(folder)
     monkeypatch.chdir(folder.parent)
-    assert name("./train") == name("train/") == before
     moved = folder.rename(folder.parent / "moved")
-    assert name(str(moved)) == before
+    assert name("./moved/") == name(moved) == before
     (moved / "cat" / "b.png").rename(moved / "cat" / "d.png")
-    assert name(str(moved)) != before
+    assert name(moved) != before
 
 
-def test_folders_without_images_are_refused(tmp_path: Path) -> None:
+def test_folders_without_images_are_refused_and_without_pil_a_loader_is_asked_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="contains no class folder"):
-        ResidentDataset.from_folder(tmp_path, loader=str)
-    (tmp_path / "cat").mkdir()
+        ResidentDataset.from_folder(tmp_path / "empty", loader=str)
+    (tmp_path / "empty" / "cat").mkdir()
     with pytest.raises(FileNotFoundError, match=r"cat contains no image"):
-        ResidentDataset.from_folder(tmp_path, loader=str)
-
-
-def test_without_pil_a_loader_is_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        ResidentDataset.from_folder(tmp_path / "empty", loader=str)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(ImportError, match="install pillow, or pass loader="):
         ResidentDataset.from_folder(folder)
-    assert len(ResidentDataset.from_folder(folder, loader=str)) == 4
+    share = ResidentDataset.from_folder(folder, loader=str, rank=1, world=2)
+    assert len(share) == 2
 
 
 # Resuming
@@ -208,8 +182,9 @@ def iterated(resident: ResidentDataset, **settings: Any) -> CFIterator:
     )
 
 
-@pytest.mark.parametrize(("device", "transform"), [(None, plus_noise), ("cpu", None)])
-@pytest.mark.parametrize("share", [None, 0.8])
+@pytest.mark.parametrize(
+    ("device", "transform", "share"), [(None, plus_noise, None), ("cpu", None, 0.8)]
+)
 def test_every_state_resumes_exactly(device: Any, transform: Any, share: float | None) -> None:
     resident = ResidentDataset(
         Pairs(11), rank=1, world=2, share=share, transform=transform, device=device
@@ -228,11 +203,6 @@ def test_a_position_of_a_different_share_is_refused() -> None:
     iterated(ResidentDataset(Plain(20), rank=0, world=2, share=0.5)).load_state_dict(state)
 
 
-def test_it_pickles_with_its_stacks() -> None:
-    resident = pickle.loads(pickle.dumps(ResidentDataset(Pairs(5), device="cpu")))
-    assert torch.equal(resident[3][0], torch.full((2, 3), 3.0))
-
-
 # Refusals
 
 
@@ -240,11 +210,7 @@ def test_it_pickles_with_its_stacks() -> None:
     ("dataset", "share", "rank", "world", "reason"),
     [
         (Plain(9), 0.49, 0, 2, r"share must lie in \[1 / world, 1\] = \[0.5, 1\]"),
-        (Plain(9), 1.01, 0, 2, r"share must lie in \[1 / world, 1\] = \[0.5, 1\]"),
-        (Plain(9), float("nan"), 0, 2, r"share must lie in \[1 / world, 1\] = \[0.5, 1\]"),
         (Plain(3), None, 0, 4, "3 samples are too few for 4 ranks"),
-        (Plain(0), None, None, None, "Plain is empty"),
-        (Plain(3), None, 2, 2, "rank must lie in"),
         (object(), None, None, None, "has no length"),
     ],
 )
@@ -255,19 +221,10 @@ def test_shares_and_data_that_cannot_be_are_refused(
         ResidentDataset(dataset, rank=rank, world=world, share=share)
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "named"),
-    [
+def test_samples_that_do_not_stack_are_refused_naming_both() -> None:
+    for first, second, named in (
         (torch.zeros(2), torch.zeros(3), r"sample 1 is \[\(\(3,\), .*sample 0 is \[\(\(2,\), "),
-        (torch.zeros(2), torch.zeros(2, dtype=torch.int64), "torch.int64.*torch.float32"),
-        (torch.zeros(2), (torch.zeros(2), 1), "sample 1 is"),
         (("text", 1), ("more", 1), "a str cannot be stacked on a device"),
-    ],
-)
-def test_samples_that_do_not_stack_are_refused_naming_both(
-    first: Any, second: Any, named: str
-) -> None:
-    with pytest.raises(ValueError, match=named):
-        ResidentDataset(Sized([first, second]), device="cpu")
-    for data in (TensorDataset(torch.arange(3)), Sized([[torch.zeros(1), 2]])):
-        assert len(ResidentDataset(data, device="cpu")[0]) == len(data[0])
+    ):
+        with pytest.raises(ValueError, match=named):
+            ResidentDataset(Sized([first, second]), device="cpu")

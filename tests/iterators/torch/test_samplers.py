@@ -17,7 +17,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 from iterators import (
     CFIterator,
-    CorruptPositionError,
     EpochOrder,
     IterationStateError,
     NotResumableError,
@@ -27,7 +26,6 @@ from iterators import (
     ResumableSampler,
     ResumeMismatchError,
 )
-from iterators.order.position import _check
 from tests.iterators.datasets import Plain
 
 Samplers = Sequence[Any]
@@ -107,17 +105,6 @@ def test_grouped_batches_use_every_sample_once_through_kills_and_changes_of_the_
     assert sorted(history) == sorted(single)
 
 
-@given(sizes, worlds, st.booleans())
-def test_the_ranks_differ_by_at_most_one_and_take_turns_in_one_order(
-    n: int, world: int, shuffle: bool
-) -> None:
-    shares = [list(sampler) for sampler in ranks_of(n, world, shuffle=shuffle, seed=3)]
-    assert [len(sampler) for sampler in ranks_of(n, world)] == [len(share) for share in shares]
-    assert len(shares[0]) - len(shares[-1]) <= 1
-    order = EpochOrder(n, 3, 0).ids(range(n)).tolist() if shuffle else list(range(n))
-    assert shares == [order[rank::world] for rank in range(world)]
-
-
 # Resuming
 
 
@@ -158,25 +145,6 @@ def test_the_last_places_reach_rank_0_and_the_others_wait_before_them() -> None:
     assert {sampler.state_dict()["position"] for sampler in ranks} == {0}
 
 
-def test_a_used_up_epoch_is_empty_and_the_log_names_what_to_call(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    sampler = ResumableSampler(Plain(3))
-    assert len(list(sampler)) == 3
-    assert not caplog.messages
-    sampler.advance(3)
-    assert list(sampler) == []
-    assert "start the next one with set_epoch(1)" in caplog.text
-
-
-def test_an_iterator_that_is_open_keeps_its_epoch_and_place() -> None:
-    sampler = ResumableSampler(Plain(9), shuffle=False)
-    served = iter(sampler)
-    sampler.advance(4)
-    assert list(served) == list(range(9))
-    assert list(sampler) == [4, 5, 6, 7, 8]
-
-
 def test_the_process_group_gives_rank_and_world_but_not_of_data_that_is_shared_out() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -207,8 +175,8 @@ def test_a_block_moves_to_the_next_epoch_unless_an_exception_leaves_it() -> None
 
 def test_a_different_epoch_needs_the_progress_used_up_or_reset() -> None:
     sampler = ResumableSampler(Plain(4))
-    sampler.set_epoch(5)
-    sampler.set_epoch(1)
+    for epoch in (5, 1):
+        sampler.set_epoch(epoch)
     sampler.advance(2)
     sampler.set_epoch(1)
     assert sampler.progress == 2
@@ -236,15 +204,6 @@ def test_a_restored_sampler_refuses_an_earlier_epoch() -> None:
 # With torch's DataLoader
 
 
-def trained(loader: DataLoader[Any], sampler: Any, steps: int, unit: Callable[[Any], int]) -> Any:
-    """The ids of ``steps`` batches, each advanced over."""
-    used = []
-    for _, batch in zip(range(steps), loader, strict=False):
-        used += batch.tolist()
-        sampler.advance(unit(batch))
-    return used
-
-
 def test_what_a_loader_prefetched_does_not_count() -> None:
     history: list[int] = []
     state = None
@@ -254,18 +213,11 @@ def test_what_a_loader_prefetched_does_not_count() -> None:
             sampler.load_state_dict(state)
         loader = DataLoader(Plain(29), 4, sampler=sampler, num_workers=2)
         assert len(loader) == 8
-        history += trained(loader, sampler, steps, len)
+        for _, batch in zip(range(steps), loader, strict=False):
+            history += batch.tolist()
+            sampler.advance(len(batch))
         state = sampler.state_dict()
     assert history == EpochOrder(29, 2, 0).ids(range(29)).tolist()
-
-
-def test_persistent_workers_serve_every_epoch_from_one_sampler() -> None:
-    sampler = ResumableSampler(Plain(10))
-    loader = DataLoader(Plain(10), 4, sampler=sampler, num_workers=1, persistent_workers=True)
-    for epoch in range(3):
-        with sampler.in_epoch(epoch):
-            used = trained(loader, sampler, 100, len)
-        assert used == EpochOrder(10, 0, epoch).ids(range(10)).tolist()
 
 
 # Groups
@@ -302,22 +254,13 @@ def test_drop_last_leaves_out_short_batches_and_those_that_do_not_reach_every_ra
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: ResumableDistributedSampler(Plain(4), 2, 2), "rank must lie in"),
-        (lambda: ResumableDistributedSampler(Plain(4), 2), "give both rank and world size"),
         (lambda: ResumableSampler(Plain(0)), "Plain is empty"),
-        (lambda: ResumableSampler(Plain(4), shuffle=False, seed=-1), "seed must lie in"),
         (lambda: ranks_of(3, 4, drop_last=True), "3 samples do not reach each of 4 ranks"),
         (lambda: grouped([0, 1], 1, 2, drop_last=True), "0 batches do not reach each of 1 ranks"),
-        (lambda: grouped([0, 1], 1, 0), "batch_size must be at least 1"),
         (
             lambda: ResumableGroupedBatchSampler(Plain(3), [0, 1], 2),
             r"one integer for each of 3 samples, got int64 of shape \(2,\)",
         ),
-        (
-            lambda: ResumableGroupedBatchSampler(Plain(2), [0.5, 1.0], 2),  # type: ignore[list-item]
-            "got float64",
-        ),
-        (lambda: ResumableSampler(object()), "has no length"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(make: Callable[[], Any], reason: str) -> None:
@@ -341,7 +284,6 @@ def test_advancing_too_far_is_refused_and_changes_nothing() -> None:
         (lambda: grouped([0, 1] * 6, 1, 2), "batch_size"),
         (lambda: grouped([0, 1] * 6, 1, 3, drop_last=True), "drop_last"),
         (lambda: grouped([0, 0, 1, 1] * 3, 1), "fingerprint"),
-        (lambda: grouped([0, 1] * 6, 1, seed=1), "seed"),
         (lambda: [ResumableSampler(Plain(4))], "algorithm"),
     ],
 )
@@ -354,34 +296,16 @@ def test_a_state_of_other_batches_is_refused(saved: Callable[[], Any], field: st
         ResumableSampler(Plain(4)).load_state_dict(ResumableSampler(Plain(5)).state_dict())
 
 
-def test_groups_are_the_same_under_other_numbers() -> None:
-    (one,), (other,) = grouped([0, 1] * 6, 1), grouped([-5, 9] * 6, 1)
-    one.load_state_dict(other.state_dict())
-    assert list(one) == list(other)
-
-
-def test_a_damaged_state_is_refused_and_changes_nothing() -> None:
-    sampler = ResumableSampler(Plain(4))
-    state = {**sampler.state_dict(), "position": 99}
-    content = {name: value for name, value in state.items() if name != "check"}
-    for damaged in (state, {**content, "check": _check(content)}):
-        with pytest.raises(CorruptPositionError):
-            sampler.load_state_dict(damaged)
-    assert (sampler.epoch, sampler.progress) == (0, 0)
-
-
 # Inside CFIterator
 
 
-@pytest.mark.parametrize(("shuffle", "drop_last"), [(True, False), (False, True)])
-def test_a_loader_with_our_sampler_is_rebuilt_in_its_order(shuffle: bool, drop_last: bool) -> None:
-    sampler = ResumableDistributedSampler(
-        Plain(10), 3, 2, shuffle=shuffle, seed=8, drop_last=drop_last, fingerprint="mine"
-    )
-    batches = BatchSampler(sampler, 2, drop_last)
+@pytest.mark.parametrize("either", [True, False])
+def test_a_loader_with_our_sampler_is_rebuilt_in_its_order(either: bool) -> None:
+    settings: dict[str, Any] = {"shuffle": either, "drop_last": not either}
+    sampler = ResumableDistributedSampler(Plain(10), 3, 2, seed=8, fingerprint="mine", **settings)
     for users in (
-        DataLoader(Plain(10), 2, sampler=sampler, drop_last=drop_last),
-        DataLoader(Plain(10), batch_sampler=batches),
+        DataLoader(Plain(10), 2, sampler=sampler, drop_last=not either),
+        DataLoader(Plain(10), batch_sampler=BatchSampler(sampler, 2, not either)),
     ):
         loader = ResumableDataLoader.like(users)
         assert loader.identity == sampler.identity
@@ -389,32 +313,20 @@ def test_a_loader_with_our_sampler_is_rebuilt_in_its_order(shuffle: bool, drop_l
         assert next(loader.open(epoch=0, start=0)).ids.tolist() == list(sampler)[:2]  # type: ignore[union-attr]
 
 
-def test_the_seed_is_the_samplers_and_a_different_one_is_refused() -> None:
-    def loader() -> DataLoader[Any]:
-        return DataLoader(Plain(9), 2, sampler=ResumableSampler(Plain(9), seed=8))
-
-    assert CFIterator(loader()).state_dict()["seed"] == 8
-    with pytest.raises(ValueError, match="seed is 0 here and 8 in the loader's sampler"):
-        CFIterator(loader(), seed=0)
-
-
-@pytest.mark.parametrize(
-    ("kind", "drop_last", "served"),
-    [(DistributedSampler, False, 103), (ResumableDistributedSampler, True, 100)],
-)
+@pytest.mark.parametrize(("drop_last", "served"), [(False, 103), (True, 100)])
 def test_the_tail_is_the_loaders_whatever_the_sampler_drops(
-    kind: Any, drop_last: bool, served: int, caplog: pytest.LogCaptureFixture
+    drop_last: bool, served: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     data, counted = Plain(103), 0
     for rank in range(2):
-        sampler = kind(data, 2, rank, drop_last=True)
+        sampler: Any = DistributedSampler(data, 2, rank, drop_last=True)
         iterator = CFIterator(DataLoader(data, 50, sampler=sampler, drop_last=drop_last))
         for _ in iterator:
             assert iterator.last_weights is not None
             counted += int(iterator.last_weights.sum())
     assert counted == served
-    said = f"all 103 samples of an epoch are served; {kind.__name__}(drop_last=True) alone"
+    said = "all 103 samples of an epoch are served; DistributedSampler(drop_last=True) alone"
     assert caplog.text.count(f"{said} would serve 102") == (0 if drop_last else 2)
 
 
