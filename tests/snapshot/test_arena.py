@@ -6,7 +6,6 @@ import ctypes
 import gc
 import logging
 import os
-import resource
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,14 +79,6 @@ def test_a_slot_has_one_owner_at_a_time() -> None:
     assert arena.acquire() is first
 
 
-def test_a_slot_is_shared_memory_that_another_process_can_map() -> None:
-    arena = arena_of(100, num_slots=1)
-    (slot,) = arena.slots
-    slot.memory[10:13] = b"abc"
-    assert os.pread(slot.fd, 3, 10) == b"abc"
-    assert not os.get_inheritable(slot.fd)
-
-
 def test_a_limit_below_one_slot_is_a_config_error_that_names_the_numbers() -> None:
     with pytest.raises(ConfigError) as caught:
         arena_of(100 * MIB, host_memory_limit=50 * MIB, arena_slack=0.0)
@@ -140,36 +131,6 @@ def test_slots_of_an_earlier_process_are_taken_over_with_what_they_hold() -> Non
     assert arena.acquire() is arena.slots[0]
 
 
-def test_slots_taken_over_keep_their_pages_and_get_no_more() -> None:
-    before = arena_of(20 * MIB, num_slots=2, arena_slack=0.5)
-    assert before.wait_ready(timeout_s=DEADLINE_S)
-    before.slots[0].memory[: 20 * MIB : 4096] = b"x" * (20 * MIB // 4096)
-    blocks = [os.fstat(slot.fd).st_blocks for slot in before.slots]
-    arena = made(num_slots=2)
-    arena.adopt(before.slots)
-    arena.fault_in()
-    assert arena.wait_ready(timeout_s=DEADLINE_S)
-    assert [os.fstat(slot.fd).st_blocks for slot in arena.slots] == blocks
-    assert arena.slots[0].memory[: 20 * MIB : 4096] == b"x" * (20 * MIB // 4096)
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for slot in arena.slots:
-        ctypes.memset(slot.address, 1, 20 * MIB)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults < 100
-
-
-def test_slots_taken_over_are_pinned_in_the_background() -> None:
-    before = arena_of(10 * MIB, num_slots=1)
-    pinner = RecordingPinner()
-    arena = made(pinner, num_slots=1)
-    arena.adopt(before.slots)
-    arena.fault_in()
-    assert arena.wait_ready(timeout_s=DEADLINE_S)
-    assert not pinner.calls
-    arena.pin()
-    assert arena.wait_ready(timeout_s=DEADLINE_S)
-    assert pinner.calls == [f"pin {arena.slot_bytes}"]
-
-
 def test_more_or_fewer_slots_than_are_wanted_now_are_made_anew() -> None:
     before = arena_of(100, num_slots=3)
     arena = made(num_slots=2)
@@ -193,16 +154,14 @@ def test_a_slot_that_was_truncated_is_not_taken_over() -> None:
 
 
 class Recorded:
-    """Pins that note when they are released, and whether the slot's file was still whole then."""
+    """Pins that note when they are released."""
 
     def __init__(self, calls: list[str], num_bytes: int, *, is_stuck: bool = False) -> None:
         self.num_bytes, self.seconds = num_bytes, 1.5
-        self.fd = -1
         self._calls, self._is_stuck = calls, is_stuck
 
     def release(self, *, hurry: threading.Event | None = None) -> bool:
-        size = os.fstat(self.fd).st_size if self.fd >= 0 else self.num_bytes
-        self._calls.append(f"unpin {self.num_bytes} of {size}")
+        self._calls.append(f"unpin {self.num_bytes}")
         return not self._is_stuck
 
 
@@ -217,8 +176,6 @@ class RecordingPinner(Pinner):
 
     def __init__(self, *, is_stuck: bool = False) -> None:
         self.calls: list[str] = []
-        self.pins: list[Recorded] = []
-        self.threads: set[str] = set()
         self.wanted = True
         self.has_begun = threading.Event()
         self.until_hurried = False
@@ -232,7 +189,6 @@ class RecordingPinner(Pinner):
     def pin(
         self, address: int, num_bytes: int, *, hurry: threading.Event, stop: threading.Event
     ) -> Pins | None:
-        self.threads.add(threading.current_thread().name)
         self.has_begun.set()
         if self.is_deaf:
             assert self.gate.wait(DEADLINE_S)
@@ -241,8 +197,7 @@ class RecordingPinner(Pinner):
         if not self.wanted or stop.is_set():
             return None
         self.calls.append(f"pin {num_bytes}")
-        self.pins.append(Recorded(self.calls, num_bytes, is_stuck=self._is_stuck))
-        return self.pins[-1]
+        return Recorded(self.calls, num_bytes, is_stuck=self._is_stuck)
 
 
 def pinned_arena(pinner: Pinner, state_bytes: int, *, num_slots: int = 2) -> Arena:
@@ -255,31 +210,6 @@ def being_pinned(pinner: RecordingPinner, *, state_bytes: int = 10 * MIB) -> Are
     arena = pinned_arena(pinner, state_bytes)
     assert pinner.has_begun.wait(DEADLINE_S)
     return arena
-
-
-def test_slots_are_pinned_and_unpinned_with_the_arena(caplog: pytest.LogCaptureFixture) -> None:
-    pinner = RecordingPinner()
-    with caplog.at_level(logging.INFO):
-        arena = pinned_arena(pinner, MIB)
-    size = arena.slot_bytes
-    assert pinner.calls == [f"pin {size}"] * 2
-    assert caplog.messages == ["pinned 2.1 MiB in 3 s"]
-    assert all(slot.piece_bytes == 8192 for slot in arena.slots)
-    arena.close()
-    arena.close()
-    assert pinner.calls == [f"pin {size}"] * 2 + [f"unpin {size} of {size}"] * 2
-
-
-def test_slots_are_unpinned_before_their_memory_is_given_back() -> None:
-    pinner = RecordingPinner()
-    arena = pinned_arena(pinner, 1, num_slots=1)
-    (slot,) = arena.slots
-    size = pinner.pins[0].num_bytes
-    with open(f"/proc/self/fd/{slot.fd}", "rb") as as_in_the_worker:
-        pinner.pins[0].fd = as_in_the_worker.fileno()
-        arena.allocate(MIB)
-        assert pinner.calls[1] == f"unpin {size} of {size}"
-        assert os.fstat(as_in_the_worker.fileno()).st_size == 0, "its pages are free"
 
 
 @pytest.mark.parametrize("ends", ["allocate", "close"])
@@ -309,19 +239,6 @@ def test_memory_that_a_driver_is_still_pinning_is_kept(caplog: pytest.LogCapture
     pinner.gate.set()
 
 
-def test_snapshots_wait_while_large_slots_are_pinned_in_the_background() -> None:
-    pinner = RecordingPinner()
-    pinner.is_deaf = True
-    arena = being_pinned(pinner)
-    assert not arena.is_ready()
-    assert not arena.may_have_room()
-    assert not arena.wait_ready(timeout_s=0.0)
-    pinner.gate.set()
-    assert arena.wait_ready(timeout_s=DEADLINE_S)
-    assert arena.may_have_room()
-    assert all(name.startswith("checkfreq-") for name in pinner.threads)
-
-
 def test_a_checkpoint_that_must_be_taken_waits_for_one_pinned_slot_only() -> None:
     pinner = RecordingPinner()
     pinner.until_hurried = True
@@ -334,29 +251,26 @@ def test_a_checkpoint_that_must_be_taken_waits_for_one_pinned_slot_only() -> Non
     assert taken.pins is not None
 
 
-def test_slots_left_unpinned_are_pinned_later_once_they_are_free() -> None:
+def test_slots_taken_over_or_left_unpinned_are_pinned_later_once_they_are_free() -> None:
+    before = arena_of(20 * MIB, num_slots=2)
     pinner = RecordingPinner()
     pinner.wanted = False  # the device is not in use yet
-    arena = pinned_arena(pinner, 20 * MIB)
+    arena = made(pinner, num_slots=2)
+    arena.adopt(before.slots)
+    arena.fault_in()
     assert arena.wait_ready(timeout_s=DEADLINE_S)
     arena.pin()
     assert arena.is_ready()
     assert pinner.calls == []
     busy = arena.acquire()
     assert busy is not None
-    pinner.wanted, pinner.is_deaf = True, True
-    arena.pin()
-    assert not arena.may_have_room(), "snapshots wait"
-    pinner.gate.set()
-    assert arena.wait_ready(timeout_s=DEADLINE_S)
-    assert [slot.pins is not None for slot in arena.slots] == [False, True]
-    arena.release(busy)
-    arena.pin()
-    assert arena.wait_ready(timeout_s=DEADLINE_S)
-    arena.pin()
-    assert [slot.pins is not None for slot in arena.slots] == [True, True]
+    pinner.wanted = True
+    for pinned in ([False, True], [True, True], [True, True]):
+        arena.pin()
+        assert arena.wait_ready(timeout_s=DEADLINE_S)
+        assert [slot.pins is not None for slot in arena.slots] == pinned
+        arena.release(busy)
     assert len(pinner.calls) == 2
-    assert all(name.startswith("checkfreq-") for name in pinner.threads)
 
 
 def test_closing_ends_the_pinning_early() -> None:
