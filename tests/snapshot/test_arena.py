@@ -62,16 +62,10 @@ def test_slots_have_room_for_the_state_and_its_slack(state_bytes: int) -> None:
 
 
 def test_a_slot_has_one_owner_at_a_time() -> None:
-    without = made()
-    assert without.slot_bytes == 0
-    assert without.may_have_room()
-    assert not without.has_free_slot()
-    assert without.acquire() is None
     arena = arena_of(100, num_slots=2)
     first, second = arena.acquire(), arena.acquire()
     assert first is not None
-    assert second is not None
-    assert first is not second
+    assert second not in (first, None)
     assert arena.acquire() is None
     assert not arena.may_have_room()
     arena.release(first)
@@ -239,18 +233,6 @@ def test_memory_that_a_driver_is_still_pinning_is_kept(caplog: pytest.LogCapture
     pinner.gate.set()
 
 
-def test_a_checkpoint_that_must_be_taken_waits_for_one_pinned_slot_only() -> None:
-    pinner = RecordingPinner()
-    pinner.until_hurried = True
-    arena = being_pinned(pinner)
-    arena.hurry()
-    assert arena.wait_ready(timeout_s=DEADLINE_S)
-    assert [slot.pins is not None for slot in arena.slots] == [True, False]
-    taken = arena.acquire()
-    assert taken is not None
-    assert taken.pins is not None
-
-
 def test_slots_taken_over_or_left_unpinned_are_pinned_later_once_they_are_free() -> None:
     before = arena_of(20 * MIB, num_slots=2)
     pinner = RecordingPinner()
@@ -283,9 +265,7 @@ def test_closing_ends_the_pinning_early() -> None:
 
 def test_a_background_error_is_raised_by_wait_ready() -> None:
     class Refuses(RecordingPinner):
-        def pin(
-            self, address: int, num_bytes: int, *, hurry: threading.Event, stop: threading.Event
-        ) -> Pins | None:
+        def pin(self, *_: object, **__: object) -> Pins | None:
             raise MemoryError("cannot pin")
 
     arena = pinned_arena(Refuses(), 1)

@@ -45,7 +45,6 @@ def test_an_allocation_that_fails_all_the_same_is_the_last_for_a_device_snapshot
 ) -> None:
     recorder.state.add("large", torch.ones(500), settled=True)
     recorder.look()
-    recorder.engine.spare_bytes(CUDA)
     fake.memory().taken = fake.memory().free - 500  # others took the rest since the look
     take_to_device(recorder, times=2)
     recorder.finish()
@@ -86,6 +85,8 @@ def test_no_snapshot_ever_makes_the_allocator_flush(seed: int) -> None:
             fake.helper.run_newest(1)
         memory.release(memory.allocate(draw.randrange(1, 1 + memory.free)))  # and training more
         before = (memory.flushes, memory.ooms)
+        if draw.random() < 0.5:
+            state.add(f"more{step}", random_values(draw), settled=True)
         recorder.update(sorted(state.settled), step % 2)
         recorder.take(draw.choice(list(SnapshotPlace)))
         assert (memory.flushes, memory.ooms) == before
@@ -136,19 +137,6 @@ def test_where_there_is_room_for_a_part_of_the_staging_it_takes_more_rounds(seed
     recorder.finish()
 
 
-def test_staging_that_is_held_and_too_small_for_one_tensor_is_not_used(fake: FakeDevice) -> None:
-    state, limits = State(fake), replace(TINY, small_bytes=16)
-    state.add("t0", torch.arange(1.0))
-    recorder = Recorder(fake, state, limits=limits)
-    recorder.take()
-    state.add("t1", torch.arange(4.0))
-    fake.memory().free = 0
-    packs = fake.num_packs
-    recorder.take()
-    assert fake.num_packs == packs
-    recorder.finish()
-
-
 def test_the_device_buffer_is_given_back_under_memory_pressure(fake: FakeDevice) -> None:
     recorder = Recorder(fake, small_state(fake), limits=replace(TINY, reserve_bytes=1000))
     before = fake.num_allocated
@@ -183,47 +171,24 @@ def test_the_device_buffer_is_given_back_when_training_runs_short(
     recorder.finish()
 
 
-def test_without_a_choice_of_places_the_driver_is_asked_once(
-    fake: FakeDevice, recorder: Recorder
-) -> None:
-    asked: list[torch.device] = []
-    free_bytes = fake.free_bytes
-    fake.free_bytes = lambda device: (asked.append(device), free_bytes(device))[1]  # type: ignore[method-assign]
-    recorder.engine._weighs_places = False
-    recorder.look = lambda: None  # type: ignore[method-assign]  # as of a boundary in a capture
-    for _ in range(3):
-        recorder.take()
-        fake.run_all()
-    recorder.finish()
-    assert asked == [CUDA]
-
-
-def test_the_helper_thread_watches_between_tasks_until_there_is_nothing_to_watch(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_helper_thread_watches_between_tasks_until_there_is_nothing_to_watch() -> None:
     """A task or a watch that fails does not end it."""
     calls, left = threading.Semaphore(0), list[bool]()
 
     def watch() -> bool:
-        try:
-            return left.pop(0)  # of none left: an error
-        finally:
-            calls.release()
-
-    def fails() -> None:
-        raise RuntimeError("a task that fails")
+        calls.release()
+        return left.pop(0)  # of none left: an error
 
     thread = HelperThread(prepare=lambda: None, watch=watch, watch_every_s=0.001)
-    for answers in ([True, True, False], [True, False], [], [False]):
+    for answers in ([True, True, False], [], [False]):
         left[:] = answers
         done = threading.Event()
-        thread.submit(fails)
+        thread.submit(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
         thread.submit(done.set)
         assert done.wait(WITHIN_S)
         for _ in answers or [None]:
             assert calls.acquire(timeout=WITHIN_S)
     assert thread.close(timeout_s=WITHIN_S)
-    assert "cannot tell whether training has run short" in caplog.text
 
 
 def test_a_device_that_cannot_be_looked_at_gives_no_room_and_fails_no_snapshot(
@@ -239,6 +204,5 @@ def test_a_device_that_cannot_be_looked_at_gives_no_room_and_fails_no_snapshot(
     recorder.finish()
     assert recorder.engine.spare_bytes(CUDA) is None
     assert fake.num_packs > 0, "small tensors are packed all the same"
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    assert "cuda:0: cannot tell how much memory is free: unspecified" in record.getMessage()
+    (said,) = caplog.messages
+    assert "cuda:0: cannot tell how much memory is free: unspecified" in said

@@ -2,60 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from checkfreq.snapshot.engine import Copy
 from checkfreq.snapshot.packing import (
     ALIGNMENT,
     Packed,
     chunked,
-    row_major_pieces,
-    target_and_source,
 )
 from tests.snapshot.recorder import row_major_bytes
 
 
 def copy(offset: int, tensor: torch.Tensor) -> Copy:
     return Copy(str(offset), tensor, offset, tensor.numel() * tensor.element_size(), True)
-
-
-@given(
-    st.lists(st.integers(1, 5), max_size=4),
-    st.randoms(use_true_random=False),
-    st.integers(1, 300),
-)
-def test_pieces_are_bounded_and_in_row_major_order(
-    shape: list[int], draw: object, limit: int
-) -> None:
-    tensor = torch.arange(torch.Size(shape).numel(), dtype=torch.int32).reshape(shape)
-    order = list(range(tensor.dim()))
-    draw.shuffle(order)  # type: ignore[attr-defined]
-    strided = tensor.permute(order)
-    pieces = list(row_major_pieces(strided, max(limit, 4)))
-    assert all(piece.numel() * 4 <= max(limit, 4) for _, piece in pieces)
-    assert [offset for offset, _ in pieces] == [
-        sum(piece.numel() * 4 for _, piece in pieces[:n]) for n in range(len(pieces))
-    ]
-    flat = torch.cat([piece.reshape(-1) for _, piece in pieces])
-    assert torch.equal(flat, strided.reshape(-1))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_every_bit_of_a_nan_survives(dtype: torch.dtype) -> None:
-    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
-    odd = torch.tensor([-1, -2, 3], dtype=bits)  # quiet and signalling NaNs among them
-    base = torch.zeros(odd.numel() * dtype.itemsize, dtype=torch.uint8)
-    target, source = target_and_source(copy(0, odd.view(dtype)), base, 0)
-    assert source.dtype in (bits, dtype)
-    assert source.dtype not in (torch.float16, torch.bfloat16), "kernels compute in float32"
-    target.copy_(source)
-    assert torch.equal(base.view(bits), odd)
 
 
 def sources_of_every_kind() -> dict[str, torch.Tensor]:
@@ -143,59 +106,6 @@ def test_every_bit_goes_through_the_buffer_in_as_many_rounds_as_it_takes(
     assert not any(one.volatile for one in late)
     assert all(one.settled and not one.volatile for one in late)
     assert len(early) == 1 or early[-1].volatile, "no more than the volatile ones need"
-
-
-def test_what_fits_is_one_round_with_few_runs_and_one_group_of_each_dtype() -> None:
-    kinds = sources_of_every_kind()
-    sources = [kinds[name] for name in ("matrix", "scalar", "int", "half", "bool", "float8")] * 9
-    copies = copies_of(sorted(sources, key=lambda source: -source.element_size()))
-    num_bytes = sum(one.num_bytes for one in copies)
-    (only,) = Packed(copies, torch.zeros(num_bytes, dtype=torch.uint8)).rounds
-    assert [(run.slot_offset, run.num_bytes) for run in only.runs] == [(4096, num_bytes)]
-    found = {group.targets[0].dtype: group for group in only.settled}
-    assert len(found) == 4
-    assert {*found} == {torch.float32, torch.int32, torch.int16, torch.uint8}
-    for group in only.settled:
-        assert group.is_alike
-        for target, source in zip(group.targets, group.sources(copies), strict=True):
-            assert target.dtype is source.dtype
-            assert (target.shape, target.stride()) == (source.shape, source.stride())
-
-
-def test_a_plan_holds_no_source() -> None:
-    source = torch.randn(3, 4)
-    copies = copies_of([source, source.t(), source.bfloat16()])
-    packed = Packed(copies, torch.zeros(4096, dtype=torch.uint8))
-    put(packed, copies, torch.zeros(8192, dtype=torch.uint8))
-    stored = [StorageWeakRef(one.source.untyped_storage()) for one in copies]
-    assert not any(storage.expired() for storage in stored)
-    del source, copies
-    assert all(storage.expired() for storage in stored)
-    assert packed.rounds
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda source: source.t().contiguous().t(),
-        lambda source: source.view(torch.int64),
-        lambda source: source.view(4, 3),
-        lambda source: torch._neg_view(source),
-        lambda source: source.conj(),
-        lambda source: torch.view_as_real(source).view(6, 4),
-    ],
-    ids=["strides", "dtype", "shape", "negative", "conjugate", "real"],
-)
-def test_a_plan_does_not_fit_a_source_of_another_form(
-    change: Callable[[torch.Tensor], torch.Tensor],
-) -> None:
-    source = torch.randn(3, 4, dtype=torch.complex64)
-    copies = copies_of([source, torch.zeros(2)])
-    packed = Packed(copies, torch.zeros(4096, dtype=torch.uint8))
-    assert packed.fits(copies_of([source.clone(), torch.ones(2)]))
-    changed = change(source)
-    assert changed.nbytes == source.nbytes
-    assert not packed.fits([copies[0]._replace(source=changed), copies[1]])
 
 
 def test_a_plan_does_not_fit_copies_that_go_elsewhere() -> None:
