@@ -133,23 +133,6 @@ def test_an_error_in_either_half_is_reported_once(
     offload.finish(errors=1)
 
 
-@pytest.mark.parametrize("has_device", [True, False])
-def test_what_takes_longest_is_what_a_copy_takes(
-    offload: Recorder, monkeypatch: pytest.MonkeyPatch, has_device: bool
-) -> None:
-    """Host tensors here; also where no device takes part."""
-    monkeypatch.setattr(offload.fake, "elapsed_s", lambda start, end: 0.0)
-    if not has_device:
-        offload.state.tensors = {"exp_avg": offload.state.tensors["exp_avg"]}
-        offload.state.settled = {"exp_avg"}
-    offload.take(SnapshotPlace.DEVICE)
-    offload.update(["exp_avg"], 9)
-    offload.finish()
-    assert offload.engine.last_copy_s
-    expected = offload.engine.last_copy_s if has_device else None
-    assert offload.engine.last_device_copy_s == expected
-
-
 def test_in_a_capture_an_update_waits_for_host_tensors_and_nothing_is_left_to_a_thread(
     fake: FakeDevice, offload: Recorder
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -81,29 +80,10 @@ def _turn(path: Path, hurry: threading.Event) -> None:
         pass
 
 
-@pytest.mark.parametrize("spoil", ["missing", "folder", "link"])
-def test_where_the_file_cannot_be_had_there_are_no_turns(
-    path: Path, caplog: pytest.LogCaptureFixture, spoil: str
-) -> None:
+@pytest.mark.parametrize("spoil", ["folder", "link"])
+def test_where_the_file_cannot_be_had_there_are_no_turns(path: Path, spoil: str) -> None:
     victim = path.with_name("victim")
-    if spoil == "missing":
-        path = path / "in" / "no" / "folder"
-    elif spoil == "folder":
-        path.mkdir()
-    else:
-        path.symlink_to(victim)
-    with caplog.at_level(logging.INFO), NodeTurns(path).turn(threading.Event()):
+    path.mkdir() if spoil == "folder" else path.symlink_to(victim)
+    with NodeTurns(path).turn(threading.Event()):
         pass
-    assert len(caplog.records) == 1
     assert not victim.exists()
-
-
-def test_the_lock_is_the_users_and_in_the_runtime_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    with NodeTurns().turn(threading.Event()):
-        pass
-    (file,) = tmp_path.iterdir()
-    assert str(os.getuid()) in file.name
-    assert file.stat().st_mode & 0o077 == 0

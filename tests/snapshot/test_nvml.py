@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -113,8 +112,3 @@ def test_an_nvml_that_fails_is_left_out_and_reported_once(
 
     assert num_loads == 1
     assert [record.levelname for record in caplog.records] == ["DEBUG"]
-
-
-def test_a_missing_nvml_module_is_tolerated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)  # an import of it fails from now on
-    assert Nvml().free_bytes(DEVICE) is None

@@ -106,11 +106,3 @@ def test_every_bit_goes_through_the_buffer_in_as_many_rounds_as_it_takes(
     assert not any(one.volatile for one in late)
     assert all(one.settled and not one.volatile for one in late)
     assert len(early) == 1 or early[-1].volatile, "no more than the volatile ones need"
-
-
-def test_a_plan_does_not_fit_copies_that_go_elsewhere() -> None:
-    copies = copies_of([torch.zeros(2), torch.zeros(2)])
-    packed = Packed(copies, torch.zeros(4096, dtype=torch.uint8))
-    assert not packed.fits(copies[:1])
-    assert not packed.fits([copies[0], copies[1]._replace(offset=8192)])
-    assert not packed.fits([copies[0], copies[1]._replace(settled=False)])
