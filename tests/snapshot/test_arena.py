@@ -297,86 +297,61 @@ def test_a_state_that_outgrows_its_slots_goes_on_in_larger_ones_and_slack_spares
 # ---- how much memory there is
 
 
-class Machine:
-    """A fake /proc and /sys/fs/cgroup."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.meminfo, self.own = root, root / "meminfo", root / "cgroup"
-        self.meminfo.write_text("MemTotal: 100 kB\nMemAvailable: 4000 kB\n")
-        self.own.write_text("0::/job/task\n")
-        self.files = {
-            "v2": root / "v2", "v1": root / "v1", "meminfo": self.meminfo, "own": self.own
-        }  # fmt: skip
-
-    def group(self, folder: str, **files: str) -> None:
-        (self.root / folder).mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (self.root / folder / f"memory.{name}").write_text(text)
-
-    def available(self) -> int | None:
-        return available_host_bytes(**self.files)
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
-
-
-CGROUPS = {
-    "none but the machine": ({"v2/job": {"max": "max\n", "current": "5"}}, 4000 * 1024),
+V2, V1 = "v2/job/memory", "v1/job/memory"
+#: Files beside those of a machine that has memory, with what is available and a container's limit.
+CGROUPS: dict[str, tuple[dict[str, str], int | None, int | None]] = {
+    "none but the machine": ({f"{V2}.max": "max\n", f"{V2}.current": "5"}, 4000 * 1024, None),
     "the tightest that encloses": (
         {
-            "v2": {"max": "3000000", "current": "0"},
-            "v2/job": {"max": "2000000", "current": "500000"},
-            "v2/job/task": {"max": "1900000", "current": "100000"},
+            "v2/memory.max": "3000000",
+            "v2/memory.current": "0",
+            f"{V2}.max": "2000000",
+            f"{V2}.current": "500000",
+            "v2/job/task/memory.max": "1900000",
+            "v2/job/task/memory.current": "100000",
         },
         1_500_000,
+        1_900_000,
     ),
     "page cache is not used": (
         {
-            "v2/job": {
-                "max": "2000000",
-                "current": "1900000",
-                "stat": "anon 1\ninactive_file 300000\nactive_file 100000\n",
-            }
+            f"{V2}.max": "2000000",
+            f"{V2}.current": "1900000",
+            f"{V2}.stat": "anon 1\ninactive_file 300000\nactive_file 100000\n",
         },
         500_000,
+        2_000_000,
     ),
     "version one": (
-        {"v1/job": {"limit_in_bytes": "1000000", "usage_in_bytes": "1200000"}},
+        {f"{V1}.limit_in_bytes": "1000000", f"{V1}.usage_in_bytes": "1200000"},
         0,
+        1_000_000,
+    ),
+    "more than there is": ({f"{V2}.max": "99999999", f"{V2}.current": "1"}, 4000 * 1024, None),
+    "unreadable": (
+        {"meminfo": "MemAvailable:\n", "own": "", f"{V2}.max": "1000", f"{V2}.current": "many"},
+        None,
+        None,
+    ),
+    "unreadable cache": (
+        {f"{V2}.max": "1000", f"{V2}.current": "1", f"{V2}.stat": "not a pair of words"},
+        999,
+        1000,
     ),
 }
 
 
-@pytest.mark.parametrize(("groups", "expected"), CGROUPS.values(), ids=CGROUPS.keys())
+@pytest.mark.parametrize(("files", "available", "limit"), CGROUPS.values(), ids=CGROUPS.keys())
 def test_what_is_available_is_what_every_cgroup_and_the_machine_leave(
-    machine: Machine, groups: dict[str, dict[str, str]], expected: int
+    tmp_path: Path, files: dict[str, str], available: int | None, limit: int | None
 ) -> None:
-    machine.own.write_text("0::/job/task\n3:cpu:/other\n5:memory:/job\n")
-    for folder, files in groups.items():
-        machine.group(folder, **files)
-    assert machine.available() == expected
-
-
-def test_unreadable_files_set_no_limit(machine: Machine) -> None:
-    machine.own.unlink()
-    machine.group("v2", max="1000", current="many")
-    for text in ("MemTotal: 1 kB\n", "MemAvailable:\n"):
-        machine.meminfo.write_text(text)
-        assert machine.available() is None
-    machine.group("v2", max="1000", current="1", stat="not a pair of words")
-    assert machine.available() == 999
-
-
-def test_the_smallest_limit_is_that_of_the_container(machine: Machine) -> None:
-    def limit() -> int | None:
-        return cgroup_limit_bytes(**machine.files)
-
-    assert limit() is None
-    machine.group("v2/job", max="90000\n")
-    machine.group("v2/job/task", max="max\n")
-    machine.group("v1/job", limit_in_bytes="9223372036854771712\n")
-    assert limit() == 90_000
-    machine.group("v2/job", max="99999999\n")  # more than there is
-    assert limit() is None
+    machine = {
+        "meminfo": "MemTotal: 8000 kB\nMemAvailable: 4000 kB\n",
+        "own": "0::/job/task\n3:cpu:/other\n5:memory:/job\n",
+    }
+    for name, text in {**machine, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = {name: tmp_path / name for name in ("v2", "v1", "meminfo", "own")}
+    assert available_host_bytes(**found) == available
+    assert cgroup_limit_bytes(**found) == limit

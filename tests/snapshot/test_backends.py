@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from checkfreq import CFManager, CFMode
 from checkfreq.config import CFConfig
 from checkfreq.errors import StateError
-from checkfreq.snapshot.arena import Arena
 from checkfreq.snapshot.backends import (
     BACKENDS,
     backend_for_slots,
@@ -30,13 +29,13 @@ from checkfreq.snapshot.cuda import CudaDevice
 from checkfreq.snapshot.device import DriverError, MemoryUse, Pair
 from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import view_in_slot
-from checkfreq.snapshot.snapshotter import Snapshotter, engine_for
+from checkfreq.snapshot.snapshotter import engine_for
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.tensors import _KEPT_ON, is_kept_on, keep_tensors_on
 from checkfreq.types import SnapshotPlace
 from tests.fork_server import FORK_SERVER
-from tests.snapshot.test_snapshotter import NoListener
+from tests.snapshot.test_snapshotter import Shots
 
 TOY = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
@@ -171,28 +170,13 @@ def test_a_registered_class_takes_snapshots(toy: ToyDevice, place: SnapshotPlace
         "on_host": torch.arange(5),
     }
     chk = CFCheckpoint(d=tensors, rng=False)
-    config = CFConfig(host_memory_limit=1 << 30)
-    arena, engine = Arena(config=config), engine_for(chk, place=place)
-    assert isinstance(engine, DeviceEngine)
-    taker = Snapshotter(
-        choose_engine=lambda: engine, arena=arena, listener=NoListener(), config=config
-    )
-    captured = capture(chk)
-    assert taker.make_room(captured)
-    engine.look_at([TOY])
-    assert arena.wait_ready(timeout_s=60.0)
-    slot = arena.acquire()
-    assert slot is not None
-    errors: list[BaseException | None] = []
-    snapshot = taker.take(captured, slot, on_copied=errors.append)
-    assert engine.wait_copied(timeout_s=60.0)
-    taker.close()
-    assert errors == [None]
-    assert {c.name: view_in_slot(c, slot).tolist() for c in snapshot.copies} == {
-        f"d.{name}": tensor.tolist() for name, tensor in tensors.items()
-    }
+    shots = Shots(chk, engine=lambda: engine_for(chk, place=place))
+    _, snapshot = shots.snapshot()
+    assert isinstance(shots.snapshotter.engine, DeviceEngine)
+    found = {c.name: view_in_slot(c, snapshot.slot).tolist() for c in snapshot.copies}
+    assert found == {f"d.{name}": tensor.tolist() for name, tensor in tensors.items()}
     assert toy.num_copied
-    arena.close()
+    shots.close()
 
 
 @pytest.mark.parametrize("is_announced", [False, True])

@@ -50,20 +50,6 @@ def test_a_large_settled_one_is_left_to_a_thread_and_the_others_are_not(
     offload.finish()
 
 
-def test_what_is_small_in_all_is_copied_at_once(fake: FakeDevice) -> None:
-    state = small_state(fake)
-    for name in ("step0", "step1"):
-        state.add(name, torch.tensor(1.0), settled=True, index=None)
-    recorder = Recorder(fake, state)
-    recorder.take()
-    assert is_in_slot(recorder, "step0")
-    assert is_in_slot(recorder, "step1")
-    assert recorder.engine._host._thread is None
-    assert recorder.engine.fence(timeout_s=0.0) == 0.0
-    state.write("step0", 2)
-    recorder.finish()
-
-
 def test_an_update_waits_on_the_host_for_what_a_thread_copies(
     offload: Recorder, held: Path
 ) -> None:

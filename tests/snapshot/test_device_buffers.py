@@ -25,21 +25,6 @@ def take_to_device(recorder: Recorder, times: int = 1) -> None:
         recorder.fake.run_all()
 
 
-def test_a_device_snapshot_without_room_goes_to_the_host_and_is_not_asked_for_again(
-    fake: FakeDevice, recorder: Recorder, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorder.state.add("large", torch.ones(500), settled=True)
-    fake.memory().free = 500  # enough for the staging
-    asked: list[int] = []
-    allocate = fake.allocate
-    fake.allocate = lambda n, device: (asked.append(n), allocate(n, device))[1]  # type: ignore[method-assign]
-    take_to_device(recorder, times=3)
-    recorder.finish()
-    assert max(asked) < 500 * 4, "the staging, once"
-    assert fake.memory().flushes == 0
-    assert ["no room for a snapshot" in record.message for record in caplog.records] == [True]
-
-
 def test_an_allocation_that_fails_all_the_same_is_the_last_for_a_device_snapshot(
     fake: FakeDevice, recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:

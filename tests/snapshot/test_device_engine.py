@@ -99,30 +99,6 @@ def test_without_memory_for_the_watch_no_write_comes_between(
     assert caplog.text.count("no room for 4096 bytes in which to watch") == 1
 
 
-def test_the_watch_needs_no_room_that_is_known() -> None:
-    """A full device and an allocator that tells nothing: memory that is cached will do."""
-
-    def refuse(device: torch.device) -> MemoryUse:
-        raise RuntimeError("this allocator has no statistics")
-
-    outcomes = set()
-    for seed in range(20):
-        fake = FakeDevice(Seeded(seed))
-        state = state_of(fake, settled={"weight": torch.arange(600.0)}, watched=True)
-        memory = fake.memory()
-        memory.release(memory.allocate(BUFFER_BYTES))
-        memory.free = 0
-        fake.memory_use = refuse  # type: ignore[method-assign]
-        recorder = Recorder(fake, state, limits=UNBUFFERED)
-        recorder.take()
-        state.write("weight", 5)  # asks no fence
-        fake.run_all()
-        outcomes.update(type(report) for report in recorder.reports)
-        assert (memory.flushes, memory.ooms) == (0, 0)
-        recorder.finish(errors=recorder.reports != [None])
-    assert UnannouncedWrite in outcomes
-
-
 # ---- random orders
 
 

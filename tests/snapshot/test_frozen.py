@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,17 +145,6 @@ def test_whatever_happens_every_slot_holds_the_state_of_its_boundary(seed: int) 
             shots.snapshotter.forget()  # as after a restore
         shots.take(after_update=step < 15 or chance.random() < 0.8)
     shots.close()
-
-
-@pytest.mark.parametrize("write", WRITES[:5])
-def test_after_a_write_both_slots_get_the_frozen_tensors_again(
-    shots: FrozenShots, write: Callable[[Adapted], object]
-) -> None:
-    series = [shots.take() for _ in range(3)][-1].content[0]
-    write(shots.model)
-    after = [shots.take() for _ in range(3)]
-    assert [copied(one) for one in after] == [True, True, False]
-    assert after[0].content[0] != series
 
 
 def test_nothing_is_believed_of_a_slot_whose_snapshot_failed(shots: FrozenShots) -> None:

@@ -56,17 +56,6 @@ def test_safetensors_loads_the_model_with_its_own_keys() -> None:
     assert bits(dict(sorted(loaded.items()))) == bits(dict(sorted(model.state_dict().items())))
 
 
-def test_large_tensors_have_pieces_and_shards_whole_rows() -> None:
-    def cut_of(stem: str, *tensors: torch.Tensor) -> list[int]:
-        refs = [TensorRef(stem, str(n), tensor, False) for n, tensor in enumerate(tensors)]
-        (file,) = StateLayout.plan(CapturedState(refs, {}, {})).files
-        return [tensor.piece_bytes for tensor in file.tensors]
-
-    large, small = torch.zeros(3, 1 << 17), torch.zeros(8, 1024)
-    assert cut_of("model", large, small) == [1 << 20, 0]
-    assert cut_of("model.rank-00001", large, small) == [1 << 19, 4096]
-
-
 def test_tensors_that_are_copied_together_are_adjacent() -> None:
     """Of one element size: volatile ones, then settled ones; each of one device, then by size."""
     forms = [

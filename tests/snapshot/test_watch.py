@@ -11,11 +11,9 @@ from checkfreq.snapshot.arena import Slot
 from checkfreq.snapshot.engine import Copy, copy_to_slot
 from checkfreq.snapshot.watch import (
     MAX_TENSORS,
-    SAMPLE_BYTES,
     HostWatch,
     Watch,
     chosen,
-    sampled,
     watches_over,
 )
 
@@ -101,13 +99,3 @@ def test_few_tensors_are_all_chosen_and_of_many_the_largest_and_some_others() ->
     others = sorted(found - set(range(500, 508)))
     assert others[0] < 250
     assert others[-1] > 750
-
-
-@pytest.mark.parametrize("num_bytes", [0, 63, 65, 1000])
-def test_the_bytes_that_stand_for_a_tensor_lie_in_it_and_are_few(num_bytes: int) -> None:
-    places = sampled(num_bytes)
-    assert all(0 <= begin < end <= num_bytes for begin, end in places)
-    assert sum(end - begin for begin, end in places) <= SAMPLE_BYTES // MAX_TENSORS
-    if num_bytes:
-        assert places[0][0] == 0
-        assert num_bytes < 128 or places[-1][1] > num_bytes - 64
