@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from checkfreq.errors import MismatchError, StateError
+from checkfreq.errors import StateError
 from checkfreq.restore.needed_files import needed_files
 from checkfreq.snapshot.digests import structure_digest, structure_listing
 from checkfreq.state.capture import capture
@@ -163,17 +163,7 @@ def restore_after_a_look(role: Role, manifest: Manifest) -> tuple[Any, Any]:
     then = run.full()
     with torch.no_grad():
         run.model(torch.arange(4)[None])
-    again = part(run.chk, role)
-    return then, again
-
-
-def restore_into_meta(role: Role, manifest: Manifest) -> Any:
-    """A model that was made on the meta device, sharded, and only then given memory."""
-    with torch.device("meta"):
-        model = Language()
-    run = Run(fsdp(model).to_empty(device="cpu"), role)
-    restored(run.chk, manifest, role.rank)
-    return run.full()
+    return then, part(run.chk, role)
 
 
 def meshes(role: Role) -> dict[str, DeviceMesh]:
@@ -244,10 +234,8 @@ def capture_kinds(role: Role) -> tuple[Part, Any]:
 
 def restore_kinds(role: Role, manifest: Manifest, *, turned: bool) -> tuple[Any, Any, set[str]]:
     """The same, restored onto this world and sharding; the files that it took."""
-    state, held = (
-        tensors(role, fill=False, turned=turned),
-        Holder(tensors(role, fill=False, turned=turned)),
-    )
+    state = tensors(role, fill=False, turned=turned)
+    held = Holder(tensors(role, fill=False, turned=turned))
     before = {name: value for name, value in state.items() if isinstance(value, DTensor)}
     chk = CFCheckpoint(state=state, held=held)
     needed = needed_files(chk, manifest, role)
@@ -408,15 +396,39 @@ def restore_others(role: Role, manifest: Manifest) -> Any:
 
 
 def refused(role: Role) -> list[str]:
-    """What is said of sums that are not reduced, of own shards, and of a run that seems alone."""
+    """What is said of what cannot be kept."""
     mesh = init_device_mesh("cpu", (role.world,))
     partial = DTensor.from_local(torch.ones(2), mesh, [Partial()], run_check=False)
     split = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
-    return [
-        _refusal(CFCheckpoint(d={"sum": partial}), role),
-        _refusal(CFCheckpoint(per_rank="m.embed", m=fsdp(Language())), role),
-        _refusal(CFCheckpoint(d={"s": split}), Role()),
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        flat, original = (
+            FullyShardedDataParallel(
+                nn.Sequential(nn.Linear(6, 10)), device_id=torch.device("cpu"), use_orig_params=orig
+            )
+            for orig in (False, True)
+        )
+    zero = ZeroRedundancyOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1)
+    cases: list[tuple[dict[str, Any], Role]] = [
+        ({"d": {"sum": partial}}, role),
+        ({"per_rank": "m.embed", "m": fsdp(Language())}, role),
+        ({"d": {"s": split}}, Role()),
+        ({"m": flat}, role),
+        ({"m": original.module[0]}, role),
+        ({"o": torch.optim.SGD(flat.parameters(), lr=0.1)}, role),
+        ({"o": zero}, role),
+        ({"o": zero}, Role()),
     ]
+    said = []
+    for tracked, as_whom in cases:
+        try:
+            capture(CFCheckpoint(**tracked), role=as_whom)
+        except StateError as error:
+            said.append(str(error))
+    return said
 
 
 def capture_on_nodes(role: Role) -> tuple[Part, Any]:
@@ -427,18 +439,6 @@ def capture_on_nodes(role: Role) -> tuple[Part, Any]:
     run.step()
     group = (0, 1) if role.rank < 2 else (2, 3)
     return part(run.chk, replace(role, group=group)), run.full()
-
-
-def restore_into_another_shape(role: Role, manifest: Manifest) -> str:
-    """What is said to a wider model, which stays as it is."""
-    run = Run(fsdp(Language(hidden=12)), role)
-    before = run.full()
-    try:
-        restored(run.chk, manifest, role.rank)
-    except MismatchError as error:
-        assert run.full() == before
-        return str(error)
-    return ""
 
 
 def capture_renamed(role: Role) -> list[list[str]]:
@@ -456,69 +456,6 @@ def capture_renamed(role: Role) -> list[list[str]]:
 def _rename(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     for name in [*state]:
         state[name.replace("layers", "renamed")] = state.pop(name)
-
-
-class Mean(nn.Module):
-    """Linear, batch norm, linear: parts to be tracked by themselves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Two numbers per row."""
-        out: Tensor = self.head(self.body(x))
-        return out
-
-
-def capture_inside_of_sharded(role: Role) -> tuple[Part, Any, Any]:
-    """Parts of a model whose root an evaluation leaves gathered."""
-    torch.manual_seed(1)
-    model = Mean()
-    body = CFCheckpoint(rng=False, body=model.body)
-    fully_shard(model)
-    expected = {name: whole(value) for name, value in model.state_dict().items()}
-    with torch.no_grad():
-        model(torch.rand(5, 3) + role.rank)
-    taken = part(body, role)
-    mine = bits({**expected, "body.1.running_mean": model.body[1].running_mean})
-    with torch.no_grad():
-        model(torch.rand(5, 3))
-    return taken, mine, part(CFCheckpoint(rng=False, head=model.head), role)
-
-
-def foreign_shards(role: Role) -> list[str]:
-    """What is said of each way to shard that keeps no record of what is where."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from torch.distributed.fsdp import FullyShardedDataParallel
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        flat, split = (
-            FullyShardedDataParallel(
-                nn.Sequential(nn.Linear(6, 10)), device_id=torch.device("cpu"), use_orig_params=orig
-            )
-            for orig in (False, True)
-        )
-    zero = ZeroRedundancyOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1)
-    cases: list[dict[str, Any]] = [
-        {"m": flat},
-        {"m": split},
-        {"m": split.module[0]},
-        {"o": torch.optim.SGD(flat.parameters(), lr=0.1)},
-        {"o": zero},
-    ]
-    alone = _refusal(CFCheckpoint(o=zero), Role())
-    return [*(_refusal(CFCheckpoint(**tracked), role) for tracked in cases), alone]
-
-
-def _refusal(chk: CFCheckpoint, role: Role) -> str:
-    try:
-        capture(chk, role=role)
-    except StateError as error:
-        return str(error)
-    return ""
 
 
 class Rows(torch.optim.Optimizer):
@@ -586,36 +523,6 @@ def restore_scaled(role: Role, manifest: Manifest) -> Any:
     chk, state = _scaled(role, 2)
     restored(chk, manifest, role.rank, needed_files(chk, manifest, role))
     return state()
-
-
-def restore_rows_on_a_square(role: Role, manifest: Manifest) -> str:
-    """What is said where the mesh has two dimensions."""
-    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-    weight = distribute_tensor(torch.rand(5, 3), square, [Replicate(), Shard(0)])
-    chk = CFCheckpoint(rng=False, rows=Rows([nn.Parameter(weight)]))
-    try:
-        restored(chk, manifest, role.rank, only="rows")
-    except MismatchError as error:
-        return str(error)
-    return ""
-
-
-class Tied(nn.Module):
-    """Two names of a weight with fewer rows than there are ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 1, bias=False)
-        self.b = nn.Linear(4, 1, bias=False)
-        self.b.weight = self.a.weight
-
-
-def digest_of_tied(role: Role) -> tuple[str, list[str]]:
-    """Where a hook makes ``state_dict()`` the way to read a model."""
-    model = fully_shard(Tied())
-    model.register_state_dict_post_hook(lambda *_: None)
-    captured = capture(CFCheckpoint(rng=False, m=model), role=role)
-    return structure_digest(captured), [ref.key for ref in captured.tensors]
 
 
 class Parted(nn.Module):
