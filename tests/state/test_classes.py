@@ -213,11 +213,6 @@ def test_an_object_in_two_places_is_refused_with_both() -> None:
     assert through({"a": limits, "b": limits}) == {"a": limits, "b": limits}
 
 
-def test_an_object_that_state_would_hash_is_refused() -> None:
-    with pytest.raises(StateError, match=r"Limits cannot be kept"):
-        take(CFCheckpoint(held=Holder({"a": {Limits(0.0, 1.0): 1}})))
-
-
 def forged(change: Callable[[dict[str, Any]], None]) -> Shot:
     shot = take(CFCheckpoint(held=Holder({"average": Average()})))
     change(shot.found.manifest.objects["held"]["tree"]["average"])
