@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -111,47 +110,38 @@ def whole(value: Any) -> Any:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def shards_in(run: Run) -> list[bool]:
-    """Which parameters and states of them are DTensors."""
-    tensors = [*run.model.parameters()]
-    tensors += [v for state in run.optimizer.state.values() for v in state.values()]
-    return [isinstance(tensor, DTensor) for tensor in tensors]
-
-
 def each(role: Role, programs: Mapping[str, Callable[[Role], Any]]) -> dict[str, Any]:
     """What each of several programs returns, one after the other in the same processes."""
     return {name: program(role) for name, program in programs.items()}
 
 
-def train_and_capture(role: Role) -> tuple[Part, Any, Any]:
-    """A part after two updates; the whole state then, and after two more."""
+def trained_run(role: Role) -> Run:
+    """A fully sharded model after two updates."""
     torch.manual_seed(1)
     run = Run(fsdp(Language()), role)
     run.step()
     run.step()
-    taken = part(run.chk, role, positions={"train": {"rank": role.rank}})
-    then = run.full()
-    run.step()
-    run.step()
-    return taken, then, run.full()
+    return run
 
 
-def restore_and_train(role: Role, manifest: Manifest, *, fresh: bool) -> tuple[Any, Any, set[str]]:
-    """The whole state after a restore and after two more updates; the files it needed."""
-    torch.manual_seed(2)
+def capture_trained(role: Role) -> tuple[Part, Any]:
+    """A part, and the whole state."""
+    run = trained_run(role)
+    return part(run.chk, role), run.full()
+
+
+def capture_optimizer(role: Role) -> tuple[Part, Part, Any]:
+    """Parts of an optimizer whose model is not tracked, and of one beside its model."""
+    run = trained_run(role)
+    return part(CFCheckpoint(optimizer=run.optimizer), role), part(run.chk, role), run.full()
+
+
+def restore_optimizer(role: Role, manifest: Manifest) -> Any:
+    """The whole state, of which the manifest has what the optimizer steps."""
     run = Run(fsdp(Language()), role)
-    if not fresh:
-        run.step()
-    needed = needed_files(run.chk, manifest, role)
-    plan = restored(run.chk, manifest, role.rank, needed)
-    first_if_new = role.rank if role.rank in manifest.ranks else 0
-    assert not manifest.ranks or plan.positions == {"train": {"rank": first_if_new}}
-    assert all(shards_in(run)[: len([*run.model.parameters()])])
-    then = run.full()
-    run.steps = 4
-    run.step()
-    run.step()
-    return then, run.full(), needed
+    chk = CFCheckpoint(optimizer=run.optimizer)
+    restored(chk, manifest, role.rank, needed_files(chk, manifest, role), world=role.world)
+    return run.full()
 
 
 def restore_after_a_look(role: Role, manifest: Manifest) -> tuple[Any, Any]:
@@ -439,23 +429,6 @@ def capture_on_nodes(role: Role) -> tuple[Part, Any]:
     run.step()
     group = (0, 1) if role.rank < 2 else (2, 3)
     return part(run.chk, replace(role, group=group)), run.full()
-
-
-def capture_renamed(role: Role) -> list[list[str]]:
-    """The buffers that are each rank's own, where hooks of ``state_dict()`` change the names."""
-    body = checkpoint_wrapper(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
-    sharded = fully_shard(nn.Sequential(body, nn.Linear(4, 1)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        data = nn.parallel.DistributedDataParallel(Net(), broadcast_buffers=False)
-    data.register_state_dict_post_hook(_rename)
-    taken = [part(CFCheckpoint(rng=False, m=module), role) for module in (sharded, data)]
-    return [one.objects["m"]["own_tensors"] if one.objects else [] for one in taken]
-
-
-def _rename(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    for name in [*state]:
-        state[name.replace("layers", "renamed")] = state.pop(name)
 
 
 class Rows(torch.optim.Optimizer):

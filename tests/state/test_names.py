@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel
 
 from checkfreq.errors import StateError
 from checkfreq.state.capture import capture
@@ -79,12 +78,6 @@ def test_two_tensors_of_one_name_are_refused() -> None:
     model.register_buffer("weight", torch.ones(2))
     with pytest.raises(StateError, match="model: two tensors are called 'weight'"):
         keys(model)
-
-
-def test_averaged_model_keeps_its_module_prefix_but_not_a_wrapper_inside() -> None:
-    expected = ["n_averaged", "module.weight", "module.bias"]
-    assert keys(AveragedModel(nn.Linear(2, 2))) == expected
-    assert keys(AveragedModel(DataParallel(nn.Linear(2, 2)))) == expected
 
 
 def test_a_submodule_or_parameter_replaced_between_captures_is_noticed() -> None:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from checkfreq.restore.needed_files import needed_files
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.unheld import find_variables
 from checkfreq.types import Role
-from tests.state.ranks import Manifest, Part, part, restored, run_ranks
-from tests.state.sharded import Language, Run, fsdp
+from tests.state.ranks import Manifest, part, restored
 from tests.state.support import Shot, bits, restore, take
 
 
@@ -145,38 +142,6 @@ def test_ranks_write_it_once_and_all_restore_it(split: bool) -> None:
         fresh = Trained(scale=5.0)
         restored(fresh.chk, Manifest.merged(parts), rank, world=2)
         assert bits(fresh.scale) == bits(trained.scale)
-
-
-def _train_shards(role: Role) -> tuple[Part, Part, Any]:
-    torch.manual_seed(1)
-    run = Run(fsdp(Language()), role)
-    run.step()
-    alone = part(CFCheckpoint(optimizer=run.optimizer), role)
-    return alone, part(run.chk, role), run.full()
-
-
-def _restore_shards(role: Role, manifest: Manifest) -> Any:
-    torch.manual_seed(2)
-    run = Run(fsdp(Language()), role)
-    chk = CFCheckpoint(optimizer=run.optimizer)
-    restored(chk, manifest, role.rank, needed_files(chk, manifest, role), world=role.world)
-    return run.full()
-
-
-def test_shards_come_back_at_another_number_of_ranks_and_those_of_a_module_are_left_to_it(
-    tmp_path: Path,
-) -> None:
-    """Also empty ones."""
-    results = run_ranks(tmp_path, 3, _train_shards)
-    for _, beside_its_model, _ in results:
-        assert "parameters" not in beside_its_model.objects.get("optimizer", {})
-    manifest = Manifest.merged([alone for alone, *_ in results])
-    assert len(manifest.objects["optimizer"]["parameters"]) == len(Language().state_dict()) - 2
-    expected = results[0][2]
-    del expected["model"]["seen"]
-    for whole in run_ranks(tmp_path, 2, _restore_shards, manifest):
-        del whole["model"]["seen"]
-        assert whole == expected
 
 
 def test_the_variables_that_hold_them_are_named_and_lazy_objects_are_not_asked_anything(
