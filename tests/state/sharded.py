@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,11 @@ from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import Role
 from tests.state.ranks import Manifest, Part, part, restored
 from tests.state.support import bits
+
+#: A checkpoint, and a function that returns all bits that must come back: a collective.
+Made: TypeAlias = tuple[CFCheckpoint, Callable[[], Any]]
+#: Makes it from a role and a seed; 1: to be saved.
+Make: TypeAlias = Callable[[Role, int], Made]
 
 
 class Block(nn.Module):
@@ -113,6 +118,20 @@ def whole(value: Any) -> Any:
 def each(role: Role, programs: Mapping[str, Callable[[Role], Any]]) -> dict[str, Any]:
     """What each of several programs returns, one after the other in the same processes."""
     return {name: program(role) for name, program in programs.items()}
+
+
+def capture_made(role: Role, make: Make) -> tuple[Part, Any]:
+    """A part of what is made, and the state that must come back."""
+    chk, state = make(role, 1)
+    return part(chk, role, positions={"train": {"at": role.rank}}), state()
+
+
+def restore_made(role: Role, manifest: Manifest, make: Make) -> tuple[Any, Any, Any]:
+    """The state before and after a restore from the files that it needs; the positions."""
+    chk, state = make(role, 2)
+    before = state()
+    plan = restored(chk, manifest, role.rank, needed_files(chk, manifest, role))
+    return before, state(), plan.positions
 
 
 def trained_run(role: Role) -> Run:
@@ -290,7 +309,7 @@ class Learner(nn.Module):
             self.net = nn.parallel.DistributedDataParallel(Net(), broadcast_buffers=False)
 
 
-def ddp_checkpoint(role: Role, seed: int) -> tuple[CFCheckpoint, Any]:
+def ddp(role: Role, seed: int) -> Made:
     """A trained learner with meters of its own on each rank; the bits that must come back."""
     torch.manual_seed(seed)
     learner = Learner()
@@ -312,20 +331,6 @@ def ddp_checkpoint(role: Role, seed: int) -> tuple[CFCheckpoint, Any]:
     )
 
 
-def capture_ddp(role: Role) -> tuple[Part, Any]:
-    """A part, and what this rank has."""
-    chk, state = ddp_checkpoint(role, seed=1)
-    return part(chk, role, positions={"train": {"at": role.rank}}), state()
-
-
-def restore_ddp(role: Role, manifest: Manifest) -> tuple[Any, Any, Any]:
-    """What this rank has before and after the restore; the positions."""
-    chk, state = ddp_checkpoint(role, seed=2)
-    before = state()
-    plan = restored(chk, manifest, role.rank, needed_files(chk, manifest, role))
-    return before, state(), (plan.positions, plan.all_positions)
-
-
 def digests(role: Role) -> tuple[list[str], dict[str, str]]:
     """Of equal structures, of one whose rank 1 has another shape, and own state that differs."""
     shape = (8, 3) if role.rank == 0 else (8, 4)
@@ -339,7 +344,7 @@ def digests(role: Role) -> tuple[list[str], dict[str, str]]:
     return [structure_digest(one) for one in found], structure_listing(found[1])
 
 
-def _others(seed: int) -> tuple[CFCheckpoint, Any]:
+def others(role: Role, seed: int) -> Made:
     """Half precision with full-precision state, a scaler, an average, and a hook of the user's."""
     torch.manual_seed(seed)
     model = fsdp(Language()).to(torch.bfloat16)
@@ -354,6 +359,8 @@ def _others(seed: int) -> tuple[CFCheckpoint, Any]:
     hooked.param_groups[0]["params"][0].grad = average.embed.weight.detach() + 1.0
     if seed == 1:
         hooked.step()
+        for parameter in model.parameters():
+            optimizer.state[parameter]["momentum_buffer"] = parameter.detach().float() / 3
     chk = CFCheckpoint(
         model=model, average=average, optimizer=optimizer, hooked=hooked, scaler=scaler
     )
@@ -367,22 +374,6 @@ def _others(seed: int) -> tuple[CFCheckpoint, Any]:
         return bits(wholes({**models, **both}))
 
     return chk, state
-
-
-def capture_others(role: Role) -> tuple[Part, Any]:
-    """As a run would have it, whose optimizer keeps float32 sums of bfloat16 parameters."""
-    chk, state = _others(seed=1)
-    optimizer = chk.optimizers["optimizer"]
-    for parameter in optimizer.param_groups[0]["params"]:
-        optimizer.state[parameter]["momentum_buffer"] = parameter.detach().float() / 3
-    return part(chk, role), state()
-
-
-def restore_others(role: Role, manifest: Manifest) -> Any:
-    """The same state in fresh objects."""
-    chk, state = _others(seed=2)
-    restored(chk, manifest, role.rank, needed_files(chk, manifest, role))
-    return state()
 
 
 def refused(role: Role) -> list[str]:
@@ -461,7 +452,8 @@ class Scaled(nn.Module):
         self.peak = state["peak"]
 
 
-def _scaled(role: Role, seed: int) -> tuple[CFCheckpoint, Any]:
+def scaled(role: Role, seed: int) -> Made:
+    """A part of whose state is there after one update alone."""
     mesh = init_device_mesh("cpu", (role.world,))
     model = nn.ModuleDict({"inner": Scaled(mesh, seed)})
     rows = Rows([p for p in model.parameters() if p.dim()])
@@ -485,19 +477,6 @@ def _scaled(role: Role, seed: int) -> tuple[CFCheckpoint, Any]:
     return chk, state
 
 
-def capture_scaled(role: Role) -> tuple[Part, Any]:
-    """A part after one update, and what is to come back."""
-    chk, state = _scaled(role, 1)
-    return part(chk, role), state()
-
-
-def restore_scaled(role: Role, manifest: Manifest) -> Any:
-    """All of it in fresh objects, from the files that they need."""
-    chk, state = _scaled(role, 2)
-    restored(chk, manifest, role.rank, needed_files(chk, manifest, role))
-    return state()
-
-
 class Parted(nn.Module):
     """One layer sharded, one the same on all ranks, and a norm and a tied weight of each rank's."""
 
@@ -518,35 +497,21 @@ class Parted(nn.Module):
     def of_its_own(self) -> list[Tensor]:
         return [self.own.weight, self.norm.weight, self.norm.bias, self.norm.running_mean]
 
-    def run(self) -> tuple[CFCheckpoint, torch.optim.Optimizer]:
-        """What tracks it: an optimizer of what is not each rank's own, stepped once."""
-        parameters = [*self.sharded.parameters(), *self.plain.parameters()]
-        optimizer = torch.optim.AdamW(parameters, lr=0.1)
-        for parameter in parameters:
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-        tracked: dict[str, Any] = {"model": self, "optimizer": optimizer}
-        return CFCheckpoint(per_rank=["model.norm", "model.twin"], **tracked), optimizer
 
-    def common(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Bits of what is the same on all ranks: a collective."""
-        state = [whole(v) for one in optimizer.state.values() for v in one.values()]
-        return bits([state, [whole(p) for p in (*self.sharded.parameters(), self.plain.weight)]])
+def parted(role: Role, seed: int) -> Made:
+    """An optimizer of what is not each rank's own, stepped once; what is common, and the rest."""
+    model = Parted(role, seed=seed)
+    parameters = [*model.sharded.parameters(), *model.plain.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=0.1)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    chk = CFCheckpoint(per_rank=["model.norm", "model.twin"], model=model, optimizer=optimizer)
 
+    def state() -> tuple[Any, list[float]]:
+        assert model.twin.weight is model.own.weight
+        found = [whole(v) for one in optimizer.state.values() for v in one.values()]
+        own = [float(tensor.detach().flatten()[0]) for tensor in model.of_its_own()]
+        return bits([*found, *map(whole, parameters)]), own
 
-def capture_parted(role: Role) -> tuple[Part, Any]:
-    """A part, and what all have in common."""
-    model = Parted(role, seed=1)
-    chk, optimizer = model.run()
-    return part(chk, role), model.common(optimizer)
-
-
-def restore_parted(role: Role, manifest: Manifest) -> tuple[Any, list[float]]:
-    """What is common after a restore into other values, and what is each rank's own."""
-    model = Parted(role, seed=2)
-    chk, optimizer = model.run()
-    restored(chk, manifest, role.rank, needed_files(chk, manifest, role))
-    assert model.twin.weight is model.own.weight
-    return model.common(optimizer), [
-        float(tensor.detach().flatten()[0]) for tensor in model.of_its_own()
-    ]
+    return chk, state
