@@ -52,11 +52,6 @@ def in_no_optimizer() -> dict[str, Any]:
     return {"model": model, "opt": torch.optim.SGD(model[0].parameters(), lr=0.1)}
 
 
-def untouched_module() -> dict[str, Any]:
-    model = nn.Linear(2, 2)
-    return {"model": model, "ema": nn.Linear(2, 2).requires_grad_(False), "opt": trained(model)}
-
-
 def averaged_model() -> dict[str, Any]:
     holder = nn.Module()
     holder.net = nn.Linear(2, 2)
@@ -106,7 +101,6 @@ NORM = {"running_mean", "running_var", "num_batches_tracked"}
 VOLATILE: dict[str, tuple[Callable[[], dict[str, Any]], set[str]]] = {
     "buffers": (frozen_beside_trained, {f"model.1.{name}" for name in NORM}),
     "parameters in no optimizer": (in_no_optimizer, {"model.1.weight", "model.1.bias"}),
-    "a module that no optimizer touches": (untouched_module, {"ema.weight", "ema.bias"}),
     "averages": (
         averaged_model,
         {"model.ema.n_averaged", "model.ema.module.weight", "model.ema.module.bias"},

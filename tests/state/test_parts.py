@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError
-from checkfreq.restore.apply import materialise, prepare
+from checkfreq.errors import ConfigError, CorruptCheckpointError
+from checkfreq.restore.apply import materialise
 from checkfreq.restore.load import load
 from checkfreq.restore.needed_files import needed_files
-from checkfreq.restore.restorer import Restorer
 from checkfreq.snapshot.digests import structure_digest, structure_listing
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
@@ -54,18 +52,13 @@ def parts_of(chk: CFCheckpoint, roles: list[Role]) -> Manifest:
     return Manifest.merged([part(chk, role) for role in roles])
 
 
-def sizes(manifest: Manifest, world: int) -> list[int]:
-    found = [0] * world
-    for file in manifest.files:
-        rank = int(file.name.split("rank-")[1][:5]) if "rank-" in file.name else 0
-        found[rank] += sum(record.num_bytes for record in file.tensors)
-    return found
-
-
 def test_a_split_state_is_balanced_and_comes_back_bit_for_bit() -> None:
     chk, world = run(1), 3
     manifest = parts_of(chk, everyone(world, split=True))
-    loads = sizes(manifest, world)
+    loads = [0] * world
+    for file in manifest.files:
+        rank = int(file.name.split("rank-")[1][:5]) if "rank-" in file.name else 0
+        loads[rank] += sum(record.num_bytes for record in file.tensors)
     assert max(loads) < 1.25 * min(loads)
     for rank in (0, world - 1):
         other = run(2)
@@ -75,13 +68,6 @@ def test_a_split_state_is_balanced_and_comes_back_bit_for_bit() -> None:
     assert {n: bits(t) for n, t in whole["model"].items()} == bits(
         dict(chk.tracked["model"].state_dict())
     )
-
-
-def test_volatile_tensors_are_not_split() -> None:
-    manifest = parts_of(run(1), everyone(4, split=True))
-    (file,) = [file for file in manifest.files if file.name == "model.safetensors"]
-    names = {record.name for record in file.tensors}
-    assert {"norm.running_mean", "norm.num_batches_tracked", "none"} <= names
 
 
 def tuned(seed: int) -> CFCheckpoint:
@@ -154,17 +140,6 @@ def test_a_rank_with_nothing_but_positions_counts_as_new(
         materialise(manifest.loaded(), path="p", rank=1)
 
 
-def test_ranks_without_per_rank_objects_are_not_new() -> None:
-    chk = run(1, rng=False)
-    manifest = Manifest.merged(
-        [part(chk, role, positions={"train": {"at": 3}}) for role in everyone(2)]
-    )
-    found = materialise(manifest.loaded(), path="p", rank=1)
-    assert bits(found["model"]["scale"]) == bits(chk.tracked["model"].scale)
-    with pytest.raises(MismatchError, match="rng"):
-        restored(run(2), manifest, 1)
-
-
 def test_a_rank_needs_the_replicated_files_and_its_own() -> None:
     chk = run(1, per_rank="model.norm")
     manifest = parts_of(chk, everyone(2))
@@ -176,26 +151,15 @@ def test_a_rank_needs_the_replicated_files_and_its_own() -> None:
 
 
 def test_structures_differ_by_names_dtypes_shapes_ties_and_classes() -> None:
-    captured = capture(run(1))  # one rank has none to compare
-    assert captured.rank_objects is None
-    assert (structure_digest(captured), structure_listing(captured)) == ("", {})
-
-    def listed(value: Any) -> dict[str, str]:
-        captured = capture(CFCheckpoint(d=value), role=Role(1, 2, (0, 1)))
-        assert captured.tensors[-1].stem == "rng.rank-00001"
-        return structure_listing(captured)
-
+    assert structure_digest(capture(run(1))) == "", "one rank has none to compare"
     x = torch.zeros(3)
-    listing = listed({"x": x, "y": x})
-    assert listing == {"d": "builtins.dict", "d.x": "float32[3]", "d.y": "the same as x"}
-    assert listed({"x": x.int()})["d.x"] == "int32[3]"
-
-
-def mixed_up(manifest: Manifest, place: Any) -> Manifest:
-    ranks = {rank: dict(own) for rank, own in manifest.ranks.items()}
-    key = next(iter(ranks[1]["optimizer"]["shards"]))
-    ranks[1]["optimizer"] = {"shards": {**ranks[1]["optimizer"]["shards"], key: place}}
-    return Manifest(manifest.objects, ranks, manifest.files)
+    chk = CFCheckpoint(rng=False, d={"x": x, "y": x, "z": x.int()})
+    assert structure_listing(capture(chk, role=Role(1, 2, (0, 1)))) == {
+        "d": "builtins.dict",
+        "d.x": "float32[3]",
+        "d.y": "the same as x",
+        "d.z": "int32[3]",
+    }
 
 
 @pytest.mark.parametrize(
@@ -203,16 +167,11 @@ def mixed_up(manifest: Manifest, place: Any) -> Manifest:
     [("x", "box of"), ([[1], [9]], "box of"), ([[5000, 40], [0, 0]], "shards of")],
 )
 def test_malformed_shards_are_corruption(place: Any, check: str) -> None:
-    manifest = mixed_up(parts_of(run(1), everyone(2, split=True)), place)
+    manifest = parts_of(run(1), everyone(2, split=True))
+    shards = manifest.ranks[1]["optimizer"]["shards"]
+    shards[next(iter(shards))] = place
     with pytest.raises(CorruptCheckpointError, match=check):
         restored(run(2), manifest, 0)
-
-
-def test_tensors_that_this_rank_does_not_need_are_known_to_be_there() -> None:
-    other = CFCheckpoint(rng=False, model=nn.ModuleDict({"2": nn.Linear(2, 3)}))
-    compare = partial(prepare, other, path=str(FOLDER), only=("model",))
-    with pytest.raises(MismatchError, match=r"unexpected.*; model\.tied"):
-        Restorer(FOLDER).find(None, compare)
 
 
 def test_load_into_live_objects_uses_the_rank_that_is_asked_for() -> None:
