@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from checkfreq.snapshot.device import MemoryUse
 from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.device_watch import BUFFER_BYTES
 from checkfreq.snapshot.watch import UnannouncedWrite
@@ -120,7 +119,7 @@ def test_training_never_leaks_into_a_snapshot(place: SnapshotPlace, seed: int) -
     recorder.finish()
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(80))
 def test_random_states_places_devices_and_rebinding(seed: int) -> None:
     fake, draw = FakeDevice(Seeded(seed)), random.Random(seed)
     state = State(fake, is_watched=seed % 2 == 0)
@@ -131,7 +130,8 @@ def test_random_states_places_devices_and_rebinding(seed: int) -> None:
             settled=draw.random() < 0.6,
             index=draw.choice([0, 1, None]),
         )
-    recorder = Recorder(fake, state)
+    larger = replace(TINY, small_bytes=draw.choice([8, 96]), staging_bytes=draw.choice([112, 999]))
+    recorder = Recorder(fake, state, limits=draw.choice([TINY, larger]))
     for step in range(6):
         volatile = [name for name in state.tensors if name not in state.settled]
         for name in draw.sample(volatile, len(volatile) // 2):
@@ -147,7 +147,10 @@ def test_random_states_places_devices_and_rebinding(seed: int) -> None:
 
 def random_values(draw: random.Random) -> Tensor:
     dtype = draw.choice(
-        [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.complex64]
+        [
+            *(torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool),
+            *(torch.complex64, torch.complex128, torch.float16),
+        ]
     )
     shape = draw.choice([(), (1,), (5,), (3, 4), (2, 3, 2, 2), (0, 3)])
     values = torch.randn(shape, generator=torch.Generator().manual_seed(draw.randrange(99)))

@@ -70,16 +70,6 @@ def test_room_is_what_the_driver_and_the_limit_can_still_give(
     assert not watched.room.grants(spare + 1)
 
 
-def test_what_was_reserved_since_the_look_is_no_room(watched: Watched) -> None:
-    watched.memory.taken = 300
-    watched.look()
-    watched.memory.allocate(600)
-    assert watched.room.has(100)
-    assert not watched.room.has(101)
-    watched.memory.limit = 650
-    assert not watched.room.has(51)
-
-
 def test_a_refused_buffer_is_granted_once_there_is_ample_room(watched: Watched) -> None:
     watched.memory.taken = 600
     watched.look()

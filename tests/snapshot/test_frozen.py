@@ -172,14 +172,6 @@ def test_nothing_is_believed_of_tensors_on_a_device(shots: FrozenShots) -> None:
     assert found[0] != found[1]
 
 
-def test_nothing_is_believed_with_verify_settled() -> None:
-    shots = FrozenShots(verify_settled=True)
-    taken = [shots.take() for _ in range(3)]
-    assert all(map(copied, taken))
-    assert len({one.content for one in taken}) == 3
-    shots.close()
-
-
 def test_a_tensor_at_the_address_of_one_that_is_gone_is_another(shots: FrozenShots) -> None:
     for _ in range(3):
         shots.take()

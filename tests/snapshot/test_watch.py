@@ -14,7 +14,6 @@ from checkfreq.snapshot.watch import (
     HostWatch,
     Watch,
     chosen,
-    watches_over,
 )
 
 TENSORS = {
@@ -43,13 +42,6 @@ def test_the_same_elements_are_read_in_storage_in_the_slot_and_through_a_view(
     assert watch.read_slot(slot) == watch.read_host()
     flat = watch.view().contiguous().reshape(-1).view(torch.uint8)
     assert flat.numpy().tobytes() == watch.read_host()
-
-
-def test_what_was_not_chosen_or_has_no_bytes_of_its_own_is_left_out() -> None:
-    conjugate = torch.ones(3, dtype=torch.complex64).conj()
-    left_out = [copy_of(torch.empty(0, 3)), copy_of(conjugate)]
-    left_out.append(copy_of(torch.ones(3))._replace(watched=False))
-    assert watches_over(left_out) == []
 
 
 CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
