@@ -40,20 +40,12 @@ def is_in_slot(recorder: Recorder, name: str) -> bool:
     return found == recorder.state.image()[name]
 
 
-def test_a_large_settled_one_is_left_to_a_thread_and_the_others_are_not(
+def test_an_update_waits_on_the_host_for_a_large_settled_one_which_a_thread_copies(
     offload: Recorder, held: Path
 ) -> None:
     offload.take()
     assert is_in_slot(offload, "step")
     assert not is_in_slot(offload, "exp_avg")
-    held.touch()
-    offload.finish()
-
-
-def test_an_update_waits_on_the_host_for_what_a_thread_copies(
-    offload: Recorder, held: Path
-) -> None:
-    offload.take()
     with pytest.raises(SnapshotError, match="barrier_timeout_s"):
         offload.engine.fence(timeout_s=0.0)
     held.touch()

@@ -74,18 +74,6 @@ def test_volatile_tensors_are_complete_when_start_returns(
     assert outcome.wait() == [None]
 
 
-def test_a_copy_that_fails_is_reported_once_and_the_engine_goes_on(
-    engine: HostEngine, slot: Slot
-) -> None:
-    outcome = Outcome()
-    engine.start([beyond(slot, settled=True)], slot, on_copied=outcome)
-    (error,) = outcome.wait()
-    assert isinstance(error, ValueError)
-    good = Outcome()
-    engine.start([copy_of(torch.ones(4), settled=True)], slot, on_copied=good)
-    assert good.wait() == [None]
-
-
 @pytest.mark.parametrize("held", ["snapshot.copy_settled", "snapshot.copy_end"], indirect=True)
 def test_a_write_that_asks_no_fence_voids_the_snapshot(
     engine: HostEngine, slot: Slot, held: Path

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 from checkfreq.snapshot.node_turns import NodeTurns
-from tests.fork_server import FORK_SERVER
 
 #: Only a defect reaches it.
 DEADLINE_S = 60.0
@@ -20,33 +18,6 @@ DEADLINE_S = 60.0
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "lock"
-
-
-def _hold(path: Path, told: Connection) -> None:
-    with NodeTurns(path).turn(threading.Event()):
-        told.send("held")
-        told.recv()
-
-
-def test_a_turn_comes_when_the_other_process_is_killed(path: Path) -> None:
-    """And not before."""
-    ours, theirs = FORK_SERVER.Pipe()
-    holder = FORK_SERVER.Process(target=_hold, args=(path, theirs))
-    holder.start()
-    assert ours.recv() == "held"
-    entered = threading.Event()
-
-    def take_turn() -> None:
-        with NodeTurns(path, patience_s=DEADLINE_S).turn(threading.Event()):
-            entered.set()
-
-    thread = threading.Thread(target=take_turn)
-    thread.start()
-    assert not entered.is_set()
-    holder.kill()
-    holder.join(DEADLINE_S)
-    assert entered.wait(DEADLINE_S)
-    thread.join(DEADLINE_S)
 
 
 def test_whoever_waits_too_long_goes_on_without_and_waits_no_more(

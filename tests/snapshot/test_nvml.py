@@ -25,29 +25,23 @@ class FakeNvml:
     NVMLError = FakeNvmlError
 
     def __init__(self, free: dict[str, int], *, broken: bool = False) -> None:
-        self.free = free
-        self.broken = broken
-        self.num_inits = 0
+        self.free, self.broken, self.num_inits = free, broken, 0
 
     def nvmlInit(self) -> None:
         self.num_inits += 1
         if self.broken:
             raise FakeNvmlError("driver not loaded")
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        return self._handle(uuid)
-
-    def nvmlDeviceGetHandleByPciBusId(self, address: str) -> str:
-        return self._handle(address)
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
-        return SimpleNamespace(free=self.free[handle])
-
-    def _handle(self, name: str) -> str:
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> str:
         assert self.num_inits, "not initialised"
         if name not in self.free:
             raise FakeNvmlError(f"not found: {name}")
         return name
+
+    nvmlDeviceGetHandleByPciBusId = nvmlDeviceGetHandleByUUID
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
+        return SimpleNamespace(free=self.free[handle])
 
 
 NAMELESS = SimpleNamespace(pci_domain_id=0, pci_bus_id=0x3B, pci_device_id=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import mmap
 import os
 import threading
@@ -23,7 +24,7 @@ from checkfreq.snapshot.pin_failures import Machine
 from checkfreq.snapshot.pinning import DevicePinner, PinnedPieces
 from checkfreq.types import PAGE_BYTES, SnapshotPlace
 from tests.snapshot.fake_device import FakeDevice, Seeded
-from tests.snapshot.recorder import PLACES, TINY, Recorder, State
+from tests.snapshot.recorder import PLACES, Recorder, State
 
 MIB = 1 << 20
 #: Only a defect reaches it.
@@ -37,19 +38,6 @@ def address() -> Iterator[int]:
     memory = mmap.mmap(-1, 5 * PAGE_BYTES)
     yield ctypes.addressof(ctypes.c_char.from_buffer(memory))
     memory.close()
-
-
-class Ticks:
-    """A clock; a piece takes 3 s, then 4 s, and so on."""
-
-    def __init__(self) -> None:
-        self._now_s, self._num_read = 0.0, 0
-
-    def __call__(self) -> float:
-        self._num_read += 1
-        if self._num_read % 2 == 0:
-            self._now_s += 2 + self._num_read // 2
-        return self._now_s
 
 
 def pinner_of(fake: FakeDevice, path: Path, **settings: object) -> DevicePinner:
@@ -66,26 +54,6 @@ def pinned(
     """Five pages pinned."""
     hurry = hurry or threading.Event()
     return pinner.pin(address, 5 * PAGE_BYTES, hurry=hurry, stop=threading.Event())
-
-
-class PinnedRecorder(Recorder):
-    """A recorder whose slots ``pinner`` pins."""
-
-    def __init__(
-        self,
-        fake: FakeDevice,
-        state: State,
-        *,
-        pinner: DevicePinner,
-        limits: Limits = TINY,
-        state_bytes: int = 8 << 10,
-    ) -> None:
-        super().__init__(fake, state, limits=limits)
-        self.arena.close()
-        self.arena = Arena(config=CFConfig(host_memory_limit=1 << 30), pinner=pinner)
-        self.arena.allocate(state_bytes)
-        for slot in self.arena.slots:
-            self._fill(slot)
 
 
 # ---- pieces
@@ -116,7 +84,7 @@ def test_if_a_piece_fails_none_stays_pinned_and_copies_go_on_with_what_does(
     fake.registrations.fail_at = fail_at
     pinner, state = pinner_of(fake, tmp_path), state_across_borders(fake)
     assert pinner.is_wanted()
-    recorder = PinnedRecorder(fake, state, pinner=pinner, state_bytes=64 << 10)
+    recorder = Recorder(fake, state, pinner=pinner, state_bytes=64 << 10)
     assert not pinner.is_wanted()
     remaining = fake.registrations.num_bytes // PAGE_BYTES
     assert remaining == (fail_at - 1 if is_stuck else 0)
@@ -149,6 +117,7 @@ def test_after_each_piece_others_have_their_turn_for_as_long_as_the_piece_took(
     fake: FakeDevice, address: int, tmp_path: Path
 ) -> None:
     order: list[str] = []
+    clock = itertools.accumulate(itertools.count()).__next__  # 1 s, then 3 s, 5 s and 7 s pass
 
     class Turns(NodeTurns):
         @contextlib.contextmanager
@@ -163,14 +132,14 @@ def test_after_each_piece_others_have_their_turn_for_as_long_as_the_piece_took(
             return False
 
     fake.registrations.before = fake.registrations.before_undo = lambda _: order.append("call")
-    pinner = pinner_of(fake, tmp_path, turns=Turns(), piece_bytes=3 * PAGE_BYTES, clock=Ticks())
+    pinner = pinner_of(fake, tmp_path, turns=Turns(), piece_bytes=3 * PAGE_BYTES, clock=clock)
     pieces = pinned(pinner, address, hurry=Pause())
     assert pieces is not None
-    assert order == ["turn", "call", "pause 3.0", "end", "turn", "call", "end"]
-    assert pieces.seconds == 3 + 4
+    assert order == ["turn", "call", "pause 1", "end", "turn", "call", "end"]
+    assert pieces.seconds == 1 + 3
     order.clear()
     assert pieces.release(hurry=Pause())
-    assert order == ["turn", "call", "pause 5.0", "end", "turn", "call", "end"]
+    assert order == ["turn", "call", "pause 5", "end", "turn", "call", "end"]
 
 
 # ---- slots that the state has outgrown
@@ -305,7 +274,7 @@ def test_copies_are_cut_where_registrations_meet(
         fake.memory().free = 0
         limits = replace(limits, small_bytes=3000)  # strided tensors go in pieces of this size
     pinner = pinner_of(fake, tmp_path)
-    recorder = PinnedRecorder(fake, state, limits=limits, pinner=pinner, state_bytes=64 << 10)
+    recorder = Recorder(fake, state, limits=limits, pinner=pinner, state_bytes=64 << 10)
     assert all(slot.pins is not None for slot in recorder.arena.slots)
     recorder.take(place)
     recorder.update(["plain", "turned"], 9)

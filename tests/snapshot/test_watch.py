@@ -10,10 +10,8 @@ import torch
 from checkfreq.snapshot.arena import Slot
 from checkfreq.snapshot.engine import Copy, copy_to_slot
 from checkfreq.snapshot.watch import (
-    MAX_TENSORS,
     HostWatch,
     Watch,
-    chosen,
 )
 
 TENSORS = {
@@ -78,16 +76,3 @@ def test_tensors_of_inference_mode_have_no_version_and_are_watched_by_content(sl
         assert watch.changed(slot) == []
         tensor.add_(1)
         assert watch.changed(slot) == ["t"]
-
-
-def test_few_tensors_are_all_chosen_and_of_many_the_largest_and_some_others() -> None:
-    assert chosen([5, 0, 7]) == {0, 1, 2}
-    assert chosen([]) == frozenset()
-    sizes = [1] * 1000
-    sizes[500:508] = range(10, 18)
-    found = chosen(sizes)
-    assert len(found) == MAX_TENSORS
-    assert found >= set(range(500, 508))
-    others = sorted(found - set(range(500, 508)))
-    assert others[0] < 250
-    assert others[-1] > 750
