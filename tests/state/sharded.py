@@ -286,51 +286,6 @@ def restore_tensor_parallel(role: Role, manifest: Manifest) -> Any:
     return run.full()
 
 
-class Net(nn.Module):
-    """Has a batch norm, whose statistics every rank gathers for itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """A number per row."""
-        out: Tensor = self.layers(x)
-        return out
-
-
-class Learner(nn.Module):
-    """Holds a distributed module below its root."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with warnings.catch_warnings():  # called forward_sync_buffers from torch 2.13 on
-            warnings.simplefilter("ignore", FutureWarning)
-            self.net = nn.parallel.DistributedDataParallel(Net(), broadcast_buffers=False)
-
-
-def ddp(role: Role, seed: int) -> Made:
-    """A trained learner with meters of its own on each rank; the bits that must come back."""
-    torch.manual_seed(seed)
-    learner = Learner()
-    optimizer = torch.optim.SGD(learner.parameters(), lr=0.1, momentum=0.9)
-    torch.manual_seed(seed + 10 * role.rank)
-    for _ in range(2):
-        learner.net(torch.rand(5, 3)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    meters: dict[str, Any] = {"loss": role.rank + seed / 10, "seen": torch.full((2,), seed + 1.0)}
-    chk = CFCheckpoint(per_rank=("meters",), model=learner, optimizer=optimizer, meters=meters)
-    return chk, lambda: bits(
-        {
-            "model": learner.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "meters": meters,
-            "rng": torch.get_rng_state(),
-        }
-    )
-
-
 def digests(role: Role) -> tuple[list[str], dict[str, str]]:
     """Of equal structures, of one whose rank 1 has another shape, and own state that differs."""
     shape = (8, 3) if role.rank == 0 else (8, 4)
@@ -491,7 +446,7 @@ class Parted(nn.Module):
         self.twin.weight = self.own.weight
         fully_shard(self.sharded, mesh=init_device_mesh("cpu", (role.world,)))
         with torch.no_grad():
-            for tensor in self.of_its_own():
+            for tensor in (*self.of_its_own(), self.sharded[1].running_mean):
                 tensor.fill_(10 * seed + role.rank)
 
     def of_its_own(self) -> list[Tensor]:
@@ -508,10 +463,11 @@ def parted(role: Role, seed: int) -> Made:
     optimizer.step()
     chk = CFCheckpoint(per_rank=["model.norm", "model.twin"], model=model, optimizer=optimizer)
 
-    def state() -> tuple[Any, list[float]]:
+    def state() -> tuple[Any, list[float], float]:
         assert model.twin.weight is model.own.weight
         found = [whole(v) for one in optimizer.state.values() for v in one.values()]
         own = [float(tensor.detach().flatten()[0]) for tensor in model.of_its_own()]
-        return bits([*found, *map(whole, parameters)]), own
+        statistics = float(model.sharded[1].running_mean[0])  # every rank gathers its own
+        return bits([*found, *map(whole, parameters)]), own, statistics
 
     return chk, state

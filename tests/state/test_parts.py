@@ -100,26 +100,6 @@ def test_the_leader_writes_what_is_frozen_into_a_file_of_its_own_unless_it_is_di
     assert not any("frozen" in file.name for file in divided.files)
 
 
-def test_objects_and_tensors_declared_per_rank_are_kept_for_each_rank() -> None:
-    declared = ("run", "model.norm", "model.other")
-    chks = [run(seed, per_rank=declared) for seed in (1, 2)]
-    manifest = Manifest.merged(
-        [part(chk, role) for chk, role in zip(chks, everyone(2), strict=True)]
-    )
-    for rank in (0, 1):
-        found = materialise(manifest.loaded(), path="p", rank=rank)
-        assert found["run"] == chks[rank].tracked["run"]
-        live = chks[rank].tracked["model"].state_dict()
-        for name in ("one.weight", "other.weight", "norm.weight", "norm.running_var"):
-            assert bits(found["model"][name]) == bits(live[name])
-        assert bits(found["model"]["scale"]) == bits(chks[0].tracked["model"].scale)
-        other = run(3, per_rank=declared)
-        restored(other, manifest, rank)
-        assert bits(other.tracked["model"].one.weight) == bits(live["one.weight"])
-    with pytest.raises(ConfigError, match=r"nothing of rank 2; expected one of 0, 1"):
-        materialise(manifest.loaded(), path="p", rank=2)
-
-
 def test_a_rank_with_nothing_but_positions_counts_as_new(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

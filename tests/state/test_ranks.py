@@ -26,7 +26,6 @@ pytestmark = pytest.mark.dist
 Results = dict[str, list[Any]]
 TWO_DIMENSIONS = ("2d", "hsdp", "tp")
 MADE = {
-    "ddp": sharded.ddp,
     "others": sharded.others,
     "scaled": sharded.scaled,
     "parted": sharded.parted,
@@ -188,19 +187,6 @@ def test_two_dimensions_come_back_on_one_and_on_none(
     assert back_at_two[kind] == [expected] * 2
 
 
-def test_a_new_rank_keeps_its_per_rank_state_and_takes_the_first_ranks_buffers(
-    two: Results, back_at_three: Results
-) -> None:
-    expected = [state for _, state in two["ddp"]]
-    assert [after for _, after, _ in back_at_three["ddp"][:2]] == expected
-    before, after, mine = back_at_three["ddp"][2]
-    assert mine == {"train": {"at": 0}}
-    for name in ("meters", "rng"):
-        assert after[name] == before[name]
-    for name, value in after["model"].items():
-        assert value == expected[0]["model"][name]
-
-
 def test_shards_in_a_different_nodes_directory_are_named(two: Results) -> None:
     manifest = merged(two["trained"])
     half = Manifest(
@@ -279,8 +265,10 @@ def test_state_that_was_a_dtensor_is_one_again_but_a_step_never_is(
 def test_sharded_plain_and_per_rank_tensors_come_back_at_a_different_world_size(
     two: Results, back_at_three: Results
 ) -> None:
-    for rank, (_, (common, own), _) in enumerate(back_at_three["parted"]):
+    """A new rank keeps what was declared, and takes the first rank's statistics and position."""
+    for rank, (_, (common, own, statistics), positions) in enumerate(back_at_three["parted"]):
+        is_new = rank == 2
         assert common == two["parted"][0][1][0]
-        assert own == [10.0 + rank if rank < 2 else 20.0 + rank] * len(own)
-    statistics = two["parted"][0][0].objects["model"]["own_tensors"]
-    assert "sharded.1.running_mean" in statistics, "every rank has its own"
+        assert own == [20.0 + rank if is_new else 10.0 + rank] * len(own)
+        assert statistics == (10.0 if is_new else 10.0 + rank)
+        assert positions == {"train": {"at": 0 if is_new else rank}}
