@@ -79,7 +79,7 @@ class State:
 
 def row_major_bytes(tensor: Tensor) -> bytes:
     plain = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return bytes(plain.view(torch.uint8).tolist())
+    return plain.detach().view(torch.uint8).numpy().tobytes()
 
 
 class Recorder:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._lazy.ts_backend
 from torch import Tensor, nn
 
 from checkfreq import CFManager, CFMode
@@ -273,6 +272,8 @@ def let_in(where: str, chk_dir: Path) -> None:
 
 
 def say_what_is_refused(folder: Path, pipe: Connection) -> None:
+    import torch._lazy.ts_backend
+
     torch._lazy.ts_backend.init()
     said = {}
     for where in ENTRANCES:
@@ -283,6 +284,7 @@ def say_what_is_refused(folder: Path, pipe: Connection) -> None:
     pipe.send(said)
 
 
+@pytest.mark.more
 def test_a_lazy_tensor_is_refused_by_name_wherever_it_comes_in(tmp_path: Path) -> None:
     """In a process of its own, for which the lazy backend is initialised; it must not crash."""
     ours, theirs = FORK_SERVER.Pipe(duplex=False)
