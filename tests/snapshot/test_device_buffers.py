@@ -72,7 +72,7 @@ def test_no_snapshot_ever_makes_the_allocator_flush(seed: int) -> None:
             memory.free = draw.randrange(600)  # others take the rest
             recorder.engine.look_at([CUDA])
             fake.helper.run_newest(1)
-        memory.release(memory.allocate(draw.randrange(1, 1 + memory.free)))  # and training more
+        memory.release(memory.allocate(draw.randrange(1 + memory.free)))  # and training more
         before = (memory.flushes, memory.ooms)
         recorder.update(sorted(state.settled), step % 2)
         recorder.take(draw.choice(list(SnapshotPlace)))
