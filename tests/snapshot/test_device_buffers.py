@@ -60,8 +60,7 @@ def test_no_snapshot_ever_makes_the_allocator_flush(seed: int) -> None:
     for number in range(draw.randrange(3, 9)):
         state.add(f"t{number}", random_values(draw), settled=draw.random() < 0.5)
     state.add("large", torch.arange(64.0).reshape(8, 8).t(), settled=True)
-    sizes = draw.choice([(8, 24), (16, 256)])
-    limits = replace(TINY, small_bytes=sizes[0], staging_bytes=sizes[1])
+    limits = replace(TINY, small_bytes=16, staging_bytes=draw.choice([32, 256]))
     recorder = Recorder(fake, state, limits=replace(limits, reserve_bytes=draw.randrange(50)))
     memory = fake.memory()
     for step in range(6):
