@@ -105,7 +105,6 @@ class FakeAllocator:
             num_shortages=self.flushes + self.ooms,
         )
 
-
     def _cached(self, num_bytes: int) -> Piece | None:
         found = [
             (piece.num_bytes, segment, piece)
