@@ -105,9 +105,6 @@ class FakeAllocator:
             num_shortages=self.flushes + self.ooms,
         )
 
-    def reset_peaks(self) -> None:
-        self.peak_reserved = self.reserved
-
     def _cached(self, num_bytes: int) -> Piece | None:
         found = [
             (piece.num_bytes, segment, piece)

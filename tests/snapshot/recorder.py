@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from checkfreq.config import CFConfig
-from checkfreq.snapshot.arena import Arena, Slot
+from checkfreq.snapshot.arena import Arena, Pinner, Slot
 from checkfreq.snapshot.backends import UpdateStreams
 from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.device_engine import DeviceEngine
@@ -79,18 +79,26 @@ class State:
 
 def row_major_bytes(tensor: Tensor) -> bytes:
     plain = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return bytes(plain.view(torch.uint8).tolist())
+    return plain.detach().view(torch.uint8).numpy().tobytes()
 
 
 class Recorder:
     """Takes snapshots and checks each slot at the instant it is reported complete."""
 
-    def __init__(self, fake: FakeDevice, state: State, *, limits: Limits = TINY) -> None:
+    def __init__(
+        self,
+        fake: FakeDevice,
+        state: State,
+        *,
+        limits: Limits = TINY,
+        pinner: Pinner | None = None,
+        state_bytes: int = 8 << 10,
+    ) -> None:
         self.fake, self.state = fake, state
         self.streams = UpdateStreams({"cuda": fake})
         self.engine = DeviceEngine(fake, limits=limits, helper=fake.helper, streams=self.streams)
-        self.arena = Arena(config=CFConfig(host_memory_limit=1 << 30))
-        self.arena.allocate(8 << 10)
+        self.arena = Arena(config=CFConfig(host_memory_limit=1 << 30), pinner=pinner)
+        self.arena.allocate(state_bytes)
         for slot in self.arena.slots:
             self._fill(slot)
         self.reports: list[BaseException | None] = []

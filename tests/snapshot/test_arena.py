@@ -6,7 +6,6 @@ import ctypes
 import gc
 import logging
 import os
-import resource
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,29 +62,15 @@ def test_slots_have_room_for_the_state_and_its_slack(state_bytes: int) -> None:
 
 
 def test_a_slot_has_one_owner_at_a_time() -> None:
-    without = made()
-    assert without.slot_bytes == 0
-    assert without.may_have_room()
-    assert not without.has_free_slot()
-    assert without.acquire() is None
     arena = arena_of(100, num_slots=2)
     first, second = arena.acquire(), arena.acquire()
     assert first is not None
-    assert second is not None
-    assert first is not second
+    assert second not in (first, None)
     assert arena.acquire() is None
     assert not arena.may_have_room()
     arena.release(first)
     assert arena.may_have_room()
     assert arena.acquire() is first
-
-
-def test_a_slot_is_shared_memory_that_another_process_can_map() -> None:
-    arena = arena_of(100, num_slots=1)
-    (slot,) = arena.slots
-    slot.memory[10:13] = b"abc"
-    assert os.pread(slot.fd, 3, 10) == b"abc"
-    assert not os.get_inheritable(slot.fd)
 
 
 def test_a_limit_below_one_slot_is_a_config_error_that_names_the_numbers() -> None:
@@ -140,36 +125,6 @@ def test_slots_of_an_earlier_process_are_taken_over_with_what_they_hold() -> Non
     assert arena.acquire() is arena.slots[0]
 
 
-def test_slots_taken_over_keep_their_pages_and_get_no_more() -> None:
-    before = arena_of(20 * MIB, num_slots=2, arena_slack=0.5)
-    assert before.wait_ready(timeout_s=DEADLINE_S)
-    before.slots[0].memory[: 20 * MIB : 4096] = b"x" * (20 * MIB // 4096)
-    blocks = [os.fstat(slot.fd).st_blocks for slot in before.slots]
-    arena = made(num_slots=2)
-    arena.adopt(before.slots)
-    arena.fault_in()
-    assert arena.wait_ready(timeout_s=DEADLINE_S)
-    assert [os.fstat(slot.fd).st_blocks for slot in arena.slots] == blocks
-    assert arena.slots[0].memory[: 20 * MIB : 4096] == b"x" * (20 * MIB // 4096)
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for slot in arena.slots:
-        ctypes.memset(slot.address, 1, 20 * MIB)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults < 100
-
-
-def test_slots_taken_over_are_pinned_in_the_background() -> None:
-    before = arena_of(10 * MIB, num_slots=1)
-    pinner = RecordingPinner()
-    arena = made(pinner, num_slots=1)
-    arena.adopt(before.slots)
-    arena.fault_in()
-    assert arena.wait_ready(timeout_s=DEADLINE_S)
-    assert not pinner.calls
-    arena.pin()
-    assert arena.wait_ready(timeout_s=DEADLINE_S)
-    assert pinner.calls == [f"pin {arena.slot_bytes}"]
-
-
 def test_more_or_fewer_slots_than_are_wanted_now_are_made_anew() -> None:
     before = arena_of(100, num_slots=3)
     arena = made(num_slots=2)
@@ -193,16 +148,14 @@ def test_a_slot_that_was_truncated_is_not_taken_over() -> None:
 
 
 class Recorded:
-    """Pins that note when they are released, and whether the slot's file was still whole then."""
+    """Pins that note when they are released."""
 
     def __init__(self, calls: list[str], num_bytes: int, *, is_stuck: bool = False) -> None:
         self.num_bytes, self.seconds = num_bytes, 1.5
-        self.fd = -1
         self._calls, self._is_stuck = calls, is_stuck
 
     def release(self, *, hurry: threading.Event | None = None) -> bool:
-        size = os.fstat(self.fd).st_size if self.fd >= 0 else self.num_bytes
-        self._calls.append(f"unpin {self.num_bytes} of {size}")
+        self._calls.append(f"unpin {self.num_bytes}")
         return not self._is_stuck
 
 
@@ -217,8 +170,6 @@ class RecordingPinner(Pinner):
 
     def __init__(self, *, is_stuck: bool = False) -> None:
         self.calls: list[str] = []
-        self.pins: list[Recorded] = []
-        self.threads: set[str] = set()
         self.wanted = True
         self.has_begun = threading.Event()
         self.until_hurried = False
@@ -232,7 +183,6 @@ class RecordingPinner(Pinner):
     def pin(
         self, address: int, num_bytes: int, *, hurry: threading.Event, stop: threading.Event
     ) -> Pins | None:
-        self.threads.add(threading.current_thread().name)
         self.has_begun.set()
         if self.is_deaf:
             assert self.gate.wait(DEADLINE_S)
@@ -241,8 +191,7 @@ class RecordingPinner(Pinner):
         if not self.wanted or stop.is_set():
             return None
         self.calls.append(f"pin {num_bytes}")
-        self.pins.append(Recorded(self.calls, num_bytes, is_stuck=self._is_stuck))
-        return self.pins[-1]
+        return Recorded(self.calls, num_bytes, is_stuck=self._is_stuck)
 
 
 def pinned_arena(pinner: Pinner, state_bytes: int, *, num_slots: int = 2) -> Arena:
@@ -255,31 +204,6 @@ def being_pinned(pinner: RecordingPinner, *, state_bytes: int = 10 * MIB) -> Are
     arena = pinned_arena(pinner, state_bytes)
     assert pinner.has_begun.wait(DEADLINE_S)
     return arena
-
-
-def test_slots_are_pinned_and_unpinned_with_the_arena(caplog: pytest.LogCaptureFixture) -> None:
-    pinner = RecordingPinner()
-    with caplog.at_level(logging.INFO):
-        arena = pinned_arena(pinner, MIB)
-    size = arena.slot_bytes
-    assert pinner.calls == [f"pin {size}"] * 2
-    assert caplog.messages == ["pinned 2.1 MiB in 3 s"]
-    assert all(slot.piece_bytes == 8192 for slot in arena.slots)
-    arena.close()
-    arena.close()
-    assert pinner.calls == [f"pin {size}"] * 2 + [f"unpin {size} of {size}"] * 2
-
-
-def test_slots_are_unpinned_before_their_memory_is_given_back() -> None:
-    pinner = RecordingPinner()
-    arena = pinned_arena(pinner, 1, num_slots=1)
-    (slot,) = arena.slots
-    size = pinner.pins[0].num_bytes
-    with open(f"/proc/self/fd/{slot.fd}", "rb") as as_in_the_worker:
-        pinner.pins[0].fd = as_in_the_worker.fileno()
-        arena.allocate(MIB)
-        assert pinner.calls[1] == f"unpin {size} of {size}"
-        assert os.fstat(as_in_the_worker.fileno()).st_size == 0, "its pages are free"
 
 
 @pytest.mark.parametrize("ends", ["allocate", "close"])
@@ -309,54 +233,26 @@ def test_memory_that_a_driver_is_still_pinning_is_kept(caplog: pytest.LogCapture
     pinner.gate.set()
 
 
-def test_snapshots_wait_while_large_slots_are_pinned_in_the_background() -> None:
-    pinner = RecordingPinner()
-    pinner.is_deaf = True
-    arena = being_pinned(pinner)
-    assert not arena.is_ready()
-    assert not arena.may_have_room()
-    assert not arena.wait_ready(timeout_s=0.0)
-    pinner.gate.set()
-    assert arena.wait_ready(timeout_s=DEADLINE_S)
-    assert arena.may_have_room()
-    assert all(name.startswith("checkfreq-") for name in pinner.threads)
-
-
-def test_a_checkpoint_that_must_be_taken_waits_for_one_pinned_slot_only() -> None:
-    pinner = RecordingPinner()
-    pinner.until_hurried = True
-    arena = being_pinned(pinner)
-    arena.hurry()
-    assert arena.wait_ready(timeout_s=DEADLINE_S)
-    assert [slot.pins is not None for slot in arena.slots] == [True, False]
-    taken = arena.acquire()
-    assert taken is not None
-    assert taken.pins is not None
-
-
-def test_slots_left_unpinned_are_pinned_later_once_they_are_free() -> None:
+def test_slots_taken_over_or_left_unpinned_are_pinned_later_once_they_are_free() -> None:
+    before = arena_of(20 * MIB, num_slots=2)
     pinner = RecordingPinner()
     pinner.wanted = False  # the device is not in use yet
-    arena = pinned_arena(pinner, 20 * MIB)
+    arena = made(pinner, num_slots=2)
+    arena.adopt(before.slots)
+    arena.fault_in()
     assert arena.wait_ready(timeout_s=DEADLINE_S)
     arena.pin()
     assert arena.is_ready()
     assert pinner.calls == []
     busy = arena.acquire()
     assert busy is not None
-    pinner.wanted, pinner.is_deaf = True, True
-    arena.pin()
-    assert not arena.may_have_room(), "snapshots wait"
-    pinner.gate.set()
-    assert arena.wait_ready(timeout_s=DEADLINE_S)
-    assert [slot.pins is not None for slot in arena.slots] == [False, True]
-    arena.release(busy)
-    arena.pin()
-    assert arena.wait_ready(timeout_s=DEADLINE_S)
-    arena.pin()
-    assert [slot.pins is not None for slot in arena.slots] == [True, True]
+    pinner.wanted = True
+    for pinned in ([False, True], [True, True], [True, True]):
+        arena.pin()
+        assert arena.wait_ready(timeout_s=DEADLINE_S)
+        assert [slot.pins is not None for slot in arena.slots] == pinned
+        arena.release(busy)
     assert len(pinner.calls) == 2
-    assert all(name.startswith("checkfreq-") for name in pinner.threads)
 
 
 def test_closing_ends_the_pinning_early() -> None:
@@ -369,9 +265,7 @@ def test_closing_ends_the_pinning_early() -> None:
 
 def test_a_background_error_is_raised_by_wait_ready() -> None:
     class Refuses(RecordingPinner):
-        def pin(
-            self, address: int, num_bytes: int, *, hurry: threading.Event, stop: threading.Event
-        ) -> Pins | None:
+        def pin(self, *_: object, **__: object) -> Pins | None:
             raise MemoryError("cannot pin")
 
     arena = pinned_arena(Refuses(), 1)
@@ -403,86 +297,61 @@ def test_a_state_that_outgrows_its_slots_goes_on_in_larger_ones_and_slack_spares
 # ---- how much memory there is
 
 
-class Machine:
-    """A fake /proc and /sys/fs/cgroup."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.meminfo, self.own = root, root / "meminfo", root / "cgroup"
-        self.meminfo.write_text("MemTotal: 100 kB\nMemAvailable: 4000 kB\n")
-        self.own.write_text("0::/job/task\n")
-        self.files = {
-            "v2": root / "v2", "v1": root / "v1", "meminfo": self.meminfo, "own": self.own
-        }  # fmt: skip
-
-    def group(self, folder: str, **files: str) -> None:
-        (self.root / folder).mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (self.root / folder / f"memory.{name}").write_text(text)
-
-    def available(self) -> int | None:
-        return available_host_bytes(**self.files)
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path)
-
-
-CGROUPS = {
-    "none but the machine": ({"v2/job": {"max": "max\n", "current": "5"}}, 4000 * 1024),
+V2, V1 = "v2/job/memory", "v1/job/memory"
+#: Files beside those of a machine that has memory, with what is available and a container's limit.
+CGROUPS: dict[str, tuple[dict[str, str], int | None, int | None]] = {
+    "none but the machine": ({f"{V2}.max": "max\n", f"{V2}.current": "5"}, 4000 * 1024, None),
     "the tightest that encloses": (
         {
-            "v2": {"max": "3000000", "current": "0"},
-            "v2/job": {"max": "2000000", "current": "500000"},
-            "v2/job/task": {"max": "1900000", "current": "100000"},
+            "v2/memory.max": "3000000",
+            "v2/memory.current": "0",
+            f"{V2}.max": "2000000",
+            f"{V2}.current": "500000",
+            "v2/job/task/memory.max": "1900000",
+            "v2/job/task/memory.current": "100000",
         },
         1_500_000,
+        1_900_000,
     ),
     "page cache is not used": (
         {
-            "v2/job": {
-                "max": "2000000",
-                "current": "1900000",
-                "stat": "anon 1\ninactive_file 300000\nactive_file 100000\n",
-            }
+            f"{V2}.max": "2000000",
+            f"{V2}.current": "1900000",
+            f"{V2}.stat": "anon 1\ninactive_file 300000\nactive_file 100000\n",
         },
         500_000,
+        2_000_000,
     ),
     "version one": (
-        {"v1/job": {"limit_in_bytes": "1000000", "usage_in_bytes": "1200000"}},
+        {f"{V1}.limit_in_bytes": "1000000", f"{V1}.usage_in_bytes": "1200000"},
         0,
+        1_000_000,
+    ),
+    "more than there is": ({f"{V2}.max": "99999999", f"{V2}.current": "1"}, 4000 * 1024, None),
+    "unreadable": (
+        {"meminfo": "MemAvailable:\n", "own": "", f"{V2}.max": "1000", f"{V2}.current": "many"},
+        None,
+        None,
+    ),
+    "unreadable cache": (
+        {f"{V2}.max": "1000", f"{V2}.current": "1", f"{V2}.stat": "not a pair of words"},
+        999,
+        1000,
     ),
 }
 
 
-@pytest.mark.parametrize(("groups", "expected"), CGROUPS.values(), ids=CGROUPS.keys())
+@pytest.mark.parametrize(("files", "available", "limit"), CGROUPS.values(), ids=CGROUPS.keys())
 def test_what_is_available_is_what_every_cgroup_and_the_machine_leave(
-    machine: Machine, groups: dict[str, dict[str, str]], expected: int
+    tmp_path: Path, files: dict[str, str], available: int | None, limit: int | None
 ) -> None:
-    machine.own.write_text("0::/job/task\n3:cpu:/other\n5:memory:/job\n")
-    for folder, files in groups.items():
-        machine.group(folder, **files)
-    assert machine.available() == expected
-
-
-def test_unreadable_files_set_no_limit(machine: Machine) -> None:
-    machine.own.unlink()
-    machine.group("v2", max="1000", current="many")
-    for text in ("MemTotal: 1 kB\n", "MemAvailable:\n"):
-        machine.meminfo.write_text(text)
-        assert machine.available() is None
-    machine.group("v2", max="1000", current="1", stat="not a pair of words")
-    assert machine.available() == 999
-
-
-def test_the_smallest_limit_is_that_of_the_container(machine: Machine) -> None:
-    def limit() -> int | None:
-        return cgroup_limit_bytes(**machine.files)
-
-    assert limit() is None
-    machine.group("v2/job", max="90000\n")
-    machine.group("v2/job/task", max="max\n")
-    machine.group("v1/job", limit_in_bytes="9223372036854771712\n")
-    assert limit() == 90_000
-    machine.group("v2/job", max="99999999\n")  # more than there is
-    assert limit() is None
+    machine = {
+        "meminfo": "MemTotal: 8000 kB\nMemAvailable: 4000 kB\n",
+        "own": "0::/job/task\n3:cpu:/other\n5:memory:/job\n",
+    }
+    for name, text in {**machine, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = {name: tmp_path / name for name in ("v2", "v1", "meminfo", "own")}
+    assert available_host_bytes(**found) == available
+    assert cgroup_limit_bytes(**found) == limit

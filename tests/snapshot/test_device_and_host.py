@@ -40,34 +40,12 @@ def is_in_slot(recorder: Recorder, name: str) -> bool:
     return found == recorder.state.image()[name]
 
 
-def test_a_large_settled_one_is_left_to_a_thread_and_the_others_are_not(
+def test_an_update_waits_on_the_host_for_a_large_settled_one_which_a_thread_copies(
     offload: Recorder, held: Path
 ) -> None:
     offload.take()
     assert is_in_slot(offload, "step")
     assert not is_in_slot(offload, "exp_avg")
-    held.touch()
-    offload.finish()
-
-
-def test_what_is_small_in_all_is_copied_at_once(fake: FakeDevice) -> None:
-    state = small_state(fake)
-    for name in ("step0", "step1"):
-        state.add(name, torch.tensor(1.0), settled=True, index=None)
-    recorder = Recorder(fake, state)
-    recorder.take()
-    assert is_in_slot(recorder, "step0")
-    assert is_in_slot(recorder, "step1")
-    assert recorder.engine._host._thread is None
-    assert recorder.engine.fence(timeout_s=0.0) == 0.0
-    state.write("step0", 2)
-    recorder.finish()
-
-
-def test_an_update_waits_on_the_host_for_what_a_thread_copies(
-    offload: Recorder, held: Path
-) -> None:
-    offload.take()
     with pytest.raises(SnapshotError, match="barrier_timeout_s"):
         offload.engine.fence(timeout_s=0.0)
     held.touch()
@@ -131,23 +109,6 @@ def test_an_error_in_either_half_is_reported_once(
     offload.update(["weight", "exp_avg"], 9)
     offload.take()
     offload.finish(errors=1)
-
-
-@pytest.mark.parametrize("has_device", [True, False])
-def test_what_takes_longest_is_what_a_copy_takes(
-    offload: Recorder, monkeypatch: pytest.MonkeyPatch, has_device: bool
-) -> None:
-    """Host tensors here; also where no device takes part."""
-    monkeypatch.setattr(offload.fake, "elapsed_s", lambda start, end: 0.0)
-    if not has_device:
-        offload.state.tensors = {"exp_avg": offload.state.tensors["exp_avg"]}
-        offload.state.settled = {"exp_avg"}
-    offload.take(SnapshotPlace.DEVICE)
-    offload.update(["exp_avg"], 9)
-    offload.finish()
-    assert offload.engine.last_copy_s
-    expected = offload.engine.last_copy_s if has_device else None
-    assert offload.engine.last_device_copy_s == expected
 
 
 def test_in_a_capture_an_update_waits_for_host_tensors_and_nothing_is_left_to_a_thread(

@@ -13,7 +13,7 @@ from checkfreq.snapshot.device_engine import HelperThread
 from checkfreq.types import SnapshotPlace
 from tests.snapshot.fake_device import FakeDevice, Seeded
 from tests.snapshot.recorder import TINY, WITHIN_S, Recorder, State, small_state
-from tests.snapshot.test_device_engine import many_small, random_values
+from tests.snapshot.test_device_engine import random_values
 
 CUDA = torch.device("cuda", 0)
 
@@ -25,27 +25,11 @@ def take_to_device(recorder: Recorder, times: int = 1) -> None:
         recorder.fake.run_all()
 
 
-def test_a_device_snapshot_without_room_goes_to_the_host_and_is_not_asked_for_again(
-    fake: FakeDevice, recorder: Recorder, caplog: pytest.LogCaptureFixture
-) -> None:
-    recorder.state.add("large", torch.ones(500), settled=True)
-    fake.memory().free = 500  # enough for the staging
-    asked: list[int] = []
-    allocate = fake.allocate
-    fake.allocate = lambda n, device: (asked.append(n), allocate(n, device))[1]  # type: ignore[method-assign]
-    take_to_device(recorder, times=3)
-    recorder.finish()
-    assert max(asked) < 500 * 4, "the staging, once"
-    assert fake.memory().flushes == 0
-    assert ["no room for a snapshot" in record.message for record in caplog.records] == [True]
-
-
 def test_an_allocation_that_fails_all_the_same_is_the_last_for_a_device_snapshot(
     fake: FakeDevice, recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
     recorder.state.add("large", torch.ones(500), settled=True)
     recorder.look()
-    recorder.engine.spare_bytes(CUDA)
     fake.memory().taken = fake.memory().free - 500  # others took the rest since the look
     take_to_device(recorder, times=2)
     recorder.finish()
@@ -69,22 +53,25 @@ def test_the_first_device_snapshot_goes_to_the_host_while_nothing_is_known(
     assert [stream.index for stream in fake.returned] == [CUDA], "and no stream"
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(50))
 def test_no_snapshot_ever_makes_the_allocator_flush(seed: int) -> None:
     fake, draw = FakeDevice(Seeded(seed)), random.Random(seed)
     state = State(fake)
     for number in range(draw.randrange(3, 9)):
         state.add(f"t{number}", random_values(draw), settled=draw.random() < 0.5)
     state.add("large", torch.arange(64.0).reshape(8, 8).t(), settled=True)
-    recorder = Recorder(fake, state, limits=replace(TINY, reserve_bytes=draw.randrange(50)))
+    limits = replace(TINY, small_bytes=16, staging_bytes=draw.choice([32, 256]))
+    recorder = Recorder(fake, state, limits=replace(limits, reserve_bytes=draw.randrange(50)))
     memory = fake.memory()
     for step in range(6):
+        if draw.random() < 0.5:
+            state.add(f"more{step}", random_values(draw), settled=True)
         memory.release(memory.allocate(draw.randrange(1, 400)))  # activations, cached from now on
         if draw.random() < 0.5:
             memory.free = draw.randrange(600)  # others take the rest
             recorder.engine.look_at([CUDA])
             fake.helper.run_newest(1)
-        memory.release(memory.allocate(draw.randrange(1, 1 + memory.free)))  # and training more
+        memory.release(memory.allocate(draw.randrange(1 + memory.free)))  # and training more
         before = (memory.flushes, memory.ooms)
         recorder.update(sorted(state.settled), step % 2)
         recorder.take(draw.choice(list(SnapshotPlace)))
@@ -116,37 +103,6 @@ def test_without_room_for_staging_tensors_are_copied_one_by_one(seed: int, is_kn
         recorder.update(["weight", "bias", "strided0"], step)
     recorder.finish()
     assert (fake.memory().ooms > 0) is not is_known
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_where_there_is_room_for_a_part_of_the_staging_it_takes_more_rounds(seed: int) -> None:
-    fake, limits = FakeDevice(Seeded(seed)), replace(TINY, small_bytes=16, staging_bytes=256)
-    state = many_small(fake)
-    fake.memory().free = 80  # of 88 bytes
-    recorder = Recorder(fake, state, limits=limits)
-    before = fake.num_allocated
-    recorder.take()
-    assert fake.num_allocated == before + 32, "a quarter, or what one tensor needs"
-    state.write("t0", 5)
-    recorder.update([*state.settled], 6)
-    state.add("more", torch.arange(4.0), settled=True)  # grows, and there is still no room
-    fake.memory().free = 0
-    recorder.take()
-    assert fake.num_allocated == before + 32 + 16, "what is held"
-    recorder.finish()
-
-
-def test_staging_that_is_held_and_too_small_for_one_tensor_is_not_used(fake: FakeDevice) -> None:
-    state, limits = State(fake), replace(TINY, small_bytes=16)
-    state.add("t0", torch.arange(1.0))
-    recorder = Recorder(fake, state, limits=limits)
-    recorder.take()
-    state.add("t1", torch.arange(4.0))
-    fake.memory().free = 0
-    packs = fake.num_packs
-    recorder.take()
-    assert fake.num_packs == packs
-    recorder.finish()
 
 
 def test_the_device_buffer_is_given_back_under_memory_pressure(fake: FakeDevice) -> None:
@@ -183,47 +139,24 @@ def test_the_device_buffer_is_given_back_when_training_runs_short(
     recorder.finish()
 
 
-def test_without_a_choice_of_places_the_driver_is_asked_once(
-    fake: FakeDevice, recorder: Recorder
-) -> None:
-    asked: list[torch.device] = []
-    free_bytes = fake.free_bytes
-    fake.free_bytes = lambda device: (asked.append(device), free_bytes(device))[1]  # type: ignore[method-assign]
-    recorder.engine._weighs_places = False
-    recorder.look = lambda: None  # type: ignore[method-assign]  # as of a boundary in a capture
-    for _ in range(3):
-        recorder.take()
-        fake.run_all()
-    recorder.finish()
-    assert asked == [CUDA]
-
-
-def test_the_helper_thread_watches_between_tasks_until_there_is_nothing_to_watch(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_the_helper_thread_watches_between_tasks_until_there_is_nothing_to_watch() -> None:
     """A task or a watch that fails does not end it."""
     calls, left = threading.Semaphore(0), list[bool]()
 
     def watch() -> bool:
-        try:
-            return left.pop(0)  # of none left: an error
-        finally:
-            calls.release()
-
-    def fails() -> None:
-        raise RuntimeError("a task that fails")
+        calls.release()
+        return left.pop(0)  # of none left: an error
 
     thread = HelperThread(prepare=lambda: None, watch=watch, watch_every_s=0.001)
-    for answers in ([True, True, False], [True, False], [], [False]):
+    for answers in ([True, True, False], [], [False]):
         left[:] = answers
         done = threading.Event()
-        thread.submit(fails)
+        thread.submit(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
         thread.submit(done.set)
         assert done.wait(WITHIN_S)
         for _ in answers or [None]:
             assert calls.acquire(timeout=WITHIN_S)
     assert thread.close(timeout_s=WITHIN_S)
-    assert "cannot tell whether training has run short" in caplog.text
 
 
 def test_a_device_that_cannot_be_looked_at_gives_no_room_and_fails_no_snapshot(
@@ -239,6 +172,5 @@ def test_a_device_that_cannot_be_looked_at_gives_no_room_and_fails_no_snapshot(
     recorder.finish()
     assert recorder.engine.spare_bytes(CUDA) is None
     assert fake.num_packs > 0, "small tensors are packed all the same"
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    assert "cuda:0: cannot tell how much memory is free: unspecified" in record.getMessage()
+    (said,) = caplog.messages
+    assert "cuda:0: cannot tell how much memory is free: unspecified" in said

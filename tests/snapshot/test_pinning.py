@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import mmap
 import os
-import random
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,11 +21,10 @@ from checkfreq.snapshot.arena import Arena
 from checkfreq.snapshot.device_copier import Limits
 from checkfreq.snapshot.node_turns import NodeTurns
 from checkfreq.snapshot.pin_failures import Machine
-from checkfreq.snapshot.pinning import PIECE_BYTES, DevicePinner, PinnedPieces
+from checkfreq.snapshot.pinning import DevicePinner, PinnedPieces
 from checkfreq.types import PAGE_BYTES, SnapshotPlace
-from tests.snapshot.fake_device import FakeDevice, Scripted, Seeded
-from tests.snapshot.recorder import PLACES, TINY, Recorder, State, small_state
-from tests.snapshot.test_device_engine import random_values
+from tests.snapshot.fake_device import FakeDevice, Seeded
+from tests.snapshot.recorder import PLACES, Recorder, State
 
 MIB = 1 << 20
 #: Only a defect reaches it.
@@ -41,34 +40,6 @@ def address() -> Iterator[int]:
     memory.close()
 
 
-class Pauses(threading.Event):
-    """Notes how long it was waited for; ``set_after``: set when it has been, so many times."""
-
-    def __init__(self, *, set_after: int | None = None) -> None:
-        super().__init__()
-        self.seconds: list[float | None] = []
-        self._set_after = set_after
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.seconds.append(timeout)
-        if len(self.seconds) == self._set_after:
-            self.set()
-        return self.is_set()
-
-
-class Ticks:
-    """A clock; a piece takes 3 s, then 4 s, and so on."""
-
-    def __init__(self) -> None:
-        self._now_s, self._num_read = 0.0, 0
-
-    def __call__(self) -> float:
-        self._num_read += 1
-        if self._num_read % 2 == 0:
-            self._now_s += 2 + self._num_read // 2
-        return self._now_s
-
-
 def pinner_of(fake: FakeDevice, path: Path, **settings: object) -> DevicePinner:
     settings = {"piece_bytes": PAGE_BYTES, "turns": NodeTurns(path / "lock"), **settings}
     return DevicePinner(fake, machine=MACHINE, **settings)  # type: ignore[arg-type]
@@ -79,31 +50,10 @@ def pinned(
     address: int,
     *,
     hurry: threading.Event | None = None,
-    stop: threading.Event | None = None,
 ) -> PinnedPieces | None:
     """Five pages pinned."""
-    hurry, stop = hurry or Pauses(), stop or threading.Event()
-    return pinner.pin(address, 5 * PAGE_BYTES, hurry=hurry, stop=stop)
-
-
-class PinnedRecorder(Recorder):
-    """A recorder whose slots ``pinner`` pins."""
-
-    def __init__(
-        self,
-        fake: FakeDevice,
-        state: State,
-        *,
-        pinner: DevicePinner,
-        limits: Limits = TINY,
-        state_bytes: int = 8 << 10,
-    ) -> None:
-        super().__init__(fake, state, limits=limits)
-        self.arena.close()
-        self.arena = Arena(config=CFConfig(host_memory_limit=1 << 30), pinner=pinner)
-        self.arena.allocate(state_bytes)
-        for slot in self.arena.slots:
-            self._fill(slot)
+    hurry = hurry or threading.Event()
+    return pinner.pin(address, 5 * PAGE_BYTES, hurry=hurry, stop=threading.Event())
 
 
 # ---- pieces
@@ -116,71 +66,39 @@ def test_a_slot_is_pinned_in_pieces_and_unpinned_in_threads_of_its_own(
     pieces = pinned(pinner_of(fake, tmp_path, piece_bytes=2 * PAGE_BYTES), address)
     assert pieces is not None
     sizes = [2 * PAGE_BYTES, 2 * PAGE_BYTES, PAGE_BYTES]
-    begins = [address, address + 2 * PAGE_BYTES, address + 4 * PAGE_BYTES]
-    assert fake.registrations.ranges == dict(zip(begins, sizes, strict=True))
-    assert pieces.num_bytes == 5 * PAGE_BYTES
+    assert [*fake.registrations.ranges.values()] == sizes
     assert pieces.release()
     assert pieces.release()
     assert fake.registrations.ranges == {}
     assert fake.registrations.threads == {"checkfreq-pin"}
 
 
-def test_no_piece_is_as_large_as_any_kernel_or_driver_refuses(tmp_path: Path) -> None:
-    assert PIECE_BYTES < 2 << 30
-    assert PIECE_BYTES % PAGE_BYTES == 0
-    assert DevicePinner(FakeDevice(Scripted())).piece_bytes == PIECE_BYTES
-
-
-@pytest.mark.parametrize("fail_at", [1, 3, 5])
-def test_if_a_piece_fails_none_stays_pinned_and_it_is_not_tried_again(
-    fake: FakeDevice,
-    address: int,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    fail_at: int,
+@pytest.mark.parametrize("is_stuck", [False, True], ids=["", "one cannot be unpinned again"])
+@pytest.mark.parametrize("fail_at", [1, 4])
+def test_if_a_piece_fails_none_stays_pinned_and_copies_go_on_with_what_does(
+    fake: FakeDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture, fail_at: int, is_stuck: bool
 ) -> None:
+    """Nothing is tried again; a copy may not leave a piece that remains."""
+    if is_stuck:
+        fake.registrations.before = lambda begin: fake.registrations.stuck.add(begin)
     fake.registrations.fail_at = fail_at
-    pinner = pinner_of(fake, tmp_path)
+    pinner, state = pinner_of(fake, tmp_path), state_across_borders(fake)
     assert pinner.is_wanted()
-    assert pinned(pinner, address) is None
-    assert fake.registrations.ranges == {}
-    assert fake.registrations.calls == ["register"] * fail_at + ["unregister"] * (fail_at - 1)
+    recorder = Recorder(fake, state, pinner=pinner, state_bytes=64 << 10)
     assert not pinner.is_wanted()
-    assert pinned(pinner, address) is None
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    text = record.getMessage()
-    assert "cudaHostRegister returned error 2 (cudaErrorMemoryAllocation)" in text
-    assert "Linux 6.8.0-45-generic, driver NVIDIA 580.65.06" in text
-    assert "ulimit" not in text
-
-
-def test_pieces_that_cannot_be_undone_are_reported_and_kept(
-    fake: FakeDevice, address: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    fake.registrations.fail_at = 4
-    fake.registrations.stuck = {address + PAGE_BYTES}
-    pieces = pinned(pinner_of(fake, tmp_path), address)
-    assert pieces is not None
-    assert pieces.num_bytes == PAGE_BYTES
-    assert fake.registrations.ranges == {address + PAGE_BYTES: PAGE_BYTES}
-    assert not pieces.release(), "every other one is"
-    levels = [record.levelname for record in caplog.records]
-    assert levels == ["WARNING", "ERROR", "ERROR"]
-    assert "cudaHostUnregister returned error 999 (cudaErrorUnknown)" in caplog.text
+    remaining = fake.registrations.num_bytes // PAGE_BYTES
+    assert remaining == (fail_at - 1 if is_stuck else 0)
+    for _ in range(2):
+        recorder.take()
+        recorder.arena.pin()
+    first, *more = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert first[0] == "WARNING"
+    for text in ("error 2 (cudaErrorMemory", "Linux 6.8.0-45-generic, driver NVIDIA 580.65.06"):
+        assert text in first[1]
+    assert [level for level, _ in more] == ["ERROR"] * (remaining > 0)
     fake.registrations.stuck = set()
-    assert pieces.release()
-
-
-def test_an_exception_of_the_driver_is_a_failure_like_any_other(
-    fake: FakeDevice, address: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def no_context(_: int) -> None:
-        raise RuntimeError("no context")
-
-    fake.registrations.before = no_context
-    assert pinned(pinner_of(fake, tmp_path), address) is None
-    assert "RuntimeError: no context" in caplog.text
+    recorder.finish()
+    assert fake.registrations.ranges == {}
 
 
 def test_unpinning_that_hangs_is_given_up(
@@ -195,108 +113,33 @@ def test_unpinning_that_hangs_is_given_up(
     gate.set()
 
 
-# ---- over time
-
-
-def test_after_each_piece_the_driver_is_free_for_as_long_as_the_piece_took(
-    fake: FakeDevice, address: int, tmp_path: Path
-) -> None:
-    hurry = Pauses()
-    pinner = pinner_of(fake, tmp_path, clock=Ticks())
-    pieces = pinned(pinner, address, hurry=hurry)
-    assert pieces is not None
-    assert [s for s in hurry.seconds if s is not None and s >= 1] == [3.0, 4.0, 5.0, 6.0]
-    assert pieces.seconds == 3 + 4 + 5 + 6 + 7
-
-
-class NotedTurns(NodeTurns):
-    """Says in ``order`` where a turn begins and ends."""
-
-    def __init__(self, order: list[str]) -> None:
-        super().__init__()
-        self._order = order
-
-    @contextlib.contextmanager
-    def turn(self, hurry: threading.Event) -> Iterator[None]:
-        self._order.append("turn")
-        yield
-        self._order.append("end")
-
-
-def test_each_piece_and_the_pause_after_it_are_one_turn(
+def test_after_each_piece_others_have_their_turn_for_as_long_as_the_piece_took(
     fake: FakeDevice, address: int, tmp_path: Path
 ) -> None:
     order: list[str] = []
+    clock = itertools.accumulate(itertools.count()).__next__  # 1 s, then 3 s, 5 s and 7 s pass
 
-    class Pause(Pauses):
+    class Turns(NodeTurns):
+        @contextlib.contextmanager
+        def turn(self, hurry: threading.Event) -> Iterator[None]:
+            order.append("turn")
+            yield
+            order.append("end")
+
+    class Pause(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             order.append(f"pause {timeout}")
-            return super().wait(timeout)
+            return False
 
-    fake.registrations.before = lambda _: order.append("call")
-    fake.registrations.before_undo = lambda _: order.append("call")
-    pinner = pinner_of(
-        fake, tmp_path, turns=NotedTurns(order), piece_bytes=3 * PAGE_BYTES, clock=Ticks()
-    )
+    fake.registrations.before = fake.registrations.before_undo = lambda _: order.append("call")
+    pinner = pinner_of(fake, tmp_path, turns=Turns(), piece_bytes=3 * PAGE_BYTES, clock=clock)
     pieces = pinned(pinner, address, hurry=Pause())
     assert pieces is not None
-    assert order == ["turn", "call", "pause 3.0", "end", "turn", "call", "end"]
+    assert order == ["turn", "call", "pause 1", "end", "turn", "call", "end"]
+    assert pieces.seconds == 1 + 3
     order.clear()
     assert pieces.release(hurry=Pause())
-    assert order == ["turn", "call", "pause 5.0", "end", "turn", "call", "end"]
-
-
-def test_in_a_hurry_nothing_is_waited_for(fake: FakeDevice, address: int, tmp_path: Path) -> None:
-    with NodeTurns(tmp_path / "lock").turn(Pauses()):
-        hurry = threading.Event()
-        hurry.set()
-        pieces = pinned(pinner_of(fake, tmp_path), address, hurry=hurry)
-        assert pieces is not None
-        assert pieces.release()
-
-
-def test_pinning_that_is_stopped_leaves_nothing_behind(
-    fake: FakeDevice, address: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    stop = threading.Event()
-    fake.registrations.before = lambda begin: begin == address + PAGE_BYTES and stop.set()
-    pinner = pinner_of(fake, tmp_path)
-    assert pinned(pinner, address, stop=stop) is None
-    assert fake.registrations.calls == ["register"] * 2 + ["unregister"] * 2
-    assert fake.registrations.ranges == {}
-    assert pinner.is_wanted(), "nothing failed"
-    assert caplog.records == []
-
-
-# ---- with the arena
-
-
-def test_all_slots_are_pinned_with_their_slack_once_the_device_is_used(
-    fake: FakeDevice, tmp_path: Path
-) -> None:
-    """Before, and where it is not at all, the driver is left alone."""
-    fake.in_use = False
-    arena = Arena(config=CFConfig(host_memory_limit=1 << 30), pinner=pinner_of(fake, tmp_path))
-    arena.allocate(20_000)
-    assert fake.registrations.calls == []
-    fake.in_use = True
-    arena.pin()
-    assert arena.wait_ready(timeout_s=DEADLINE_S)
-    assert fake.registrations.num_bytes == sum(slot.num_bytes for slot in arena.slots)
-    arena.close()
-    assert fake.registrations.ranges == {}
-
-
-def test_after_a_failure_copies_go_on_and_nothing_more_is_said(
-    fake: FakeDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    fake.registrations.fail_at = 1
-    recorder = PinnedRecorder(fake, small_state(fake), pinner=pinner_of(fake, tmp_path))
-    recorder.take()
-    recorder.arena.pin()
-    recorder.take()
-    recorder.finish()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert order == ["turn", "call", "pause 5", "end", "turn", "call", "end"]
 
 
 # ---- slots that the state has outgrown
@@ -363,19 +206,6 @@ def test_training_goes_on_while_slots_that_are_too_small_are_unpinned(
     assert fake.registrations.ranges == {}
 
 
-def test_slots_that_are_outgrown_while_they_replace_others_never_get_memory(
-    fake: FakeDevice, tmp_path: Path
-) -> None:
-    outgrown = Outgrown(fake, tmp_path)
-    outgrown.allocate(20 * MIB)
-    assert outgrown.begun.wait(DEADLINE_S)
-    outgrown.allocate(30 * MIB)
-    outgrown.gate.set()
-    assert outgrown.arena.wait_ready(timeout_s=DEADLINE_S)
-    assert outgrown.resident() == [0, 0, 0, 0, 30, 30]
-    outgrown.close()
-
-
 def test_old_slots_count_as_memory_for_new_ones(fake: FakeDevice, tmp_path: Path) -> None:
     outgrown = Outgrown(fake, tmp_path)
     outgrown.available_bytes = 25 * MIB
@@ -409,27 +239,11 @@ def test_a_checkpoint_that_must_be_taken_has_old_slots_unpinned_without_pauses(
 ) -> None:
     outgrown = Outgrown(fake, tmp_path)
     outgrown.gate.set()
-    with NodeTurns(tmp_path / "lock").turn(Pauses()):  # another process has it
+    with NodeTurns(tmp_path / "lock").turn(threading.Event()):  # another process has it
         outgrown.allocate(20 * MIB)
         assert not outgrown.arena.is_ready()
         outgrown.arena.hurry()
         assert outgrown.arena.wait_ready(timeout_s=DEADLINE_S)
-    outgrown.close()
-
-
-def test_large_slots_that_cannot_be_unpinned_stay_and_new_ones_are_made(
-    fake: FakeDevice, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    outgrown = Outgrown(fake, tmp_path)
-    outgrown.gate.set()
-    stays, goes = outgrown.arena.slots
-    fake.registrations.stuck = {stays.address}
-    outgrown.allocate(20 * MIB)
-    assert outgrown.arena.wait_ready(timeout_s=DEADLINE_S)
-    assert not stays.memory.closed
-    assert goes.memory.closed
-    assert outgrown.resident() == [10, 0, 20, 20]
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
     outgrown.close()
 
 
@@ -460,44 +274,10 @@ def test_copies_are_cut_where_registrations_meet(
         fake.memory().free = 0
         limits = replace(limits, small_bytes=3000)  # strided tensors go in pieces of this size
     pinner = pinner_of(fake, tmp_path)
-    recorder = PinnedRecorder(fake, state, limits=limits, pinner=pinner, state_bytes=64 << 10)
+    recorder = Recorder(fake, state, limits=limits, pinner=pinner, state_bytes=64 << 10)
     assert all(slot.pins is not None for slot in recorder.arena.slots)
     recorder.take(place)
     recorder.update(["plain", "turned"], 9)
-    recorder.finish()
-
-
-@pytest.mark.parametrize("seed", range(15))
-def test_random_states_are_copied_to_slots_pinned_by_the_page(seed: int, tmp_path: Path) -> None:
-    fake, draw = FakeDevice(Seeded(seed)), random.Random(seed)
-    state = State(fake)
-    for number in range(draw.randrange(1, 10)):
-        values = random_values(draw)
-        if values.numel() and draw.random() < 0.7:
-            values = values.repeat(draw.randrange(1, 300), *[1] * (max(values.dim(), 1) - 1))
-            values = values.transpose(0, -1) if draw.random() < 0.5 else values
-        state.add(f"t{number}", values, settled=draw.random() < 0.6)
-    limits = draw.choice([TINY, Limits(reserve_bytes=0), Limits(8, 24, 3000, 5000, 0)])
-    pinner = pinner_of(fake, tmp_path)
-    recorder = PinnedRecorder(fake, state, limits=limits, pinner=pinner, state_bytes=400 << 10)
-    for step in range(3):
-        recorder.update(sorted(state.settled), step % 2)
-        recorder.take(draw.choice(list(SnapshotPlace)))
-        fake.run_some()
-    recorder.finish()
-
-
-def test_a_slot_of_which_a_part_stayed_pinned_takes_copies_too(
-    fake: FakeDevice, tmp_path: Path
-) -> None:
-    """Unpinning after a failure failed: a copy may not leave the piece that remains."""
-    fake.registrations.fail_at = 3
-    fake.registrations.before = lambda address: fake.registrations.stuck.add(address)
-    state = state_across_borders(fake)
-    pinner = pinner_of(fake, tmp_path)
-    recorder = PinnedRecorder(fake, state, pinner=pinner, state_bytes=64 << 10)
-    assert 0 < fake.registrations.num_bytes < recorder.arena.slot_bytes
-    recorder.take()
     recorder.finish()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +14,7 @@ from checkfreq.config import CFConfig
 from checkfreq.snapshot.arena import Arena, Slot
 from checkfreq.snapshot.device_engine import DeviceEngine
 from checkfreq.snapshot.engine import HostEngine, SnapshotEngine
-from checkfreq.snapshot.snapshotter import Snapshot, Snapshotter, engine_for
+from checkfreq.snapshot.snapshotter import Snapshot, Snapshotter
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.collector import CapturedState
@@ -98,7 +97,6 @@ def test_a_structure_has_its_names_and_places_whatever_tensors_it_has(
 ) -> None:
     first = shots.snapshot()[1]
     model.weight = nn.Parameter(torch.full((2, 3), 5.0))
-    model.bias.data = torch.full((2,), 7.0)
     second = shots.snapshot()[1]
     assert [copy.name for copy in first.copies] == ["model.weight", "model.bias"]
     for one, other in zip(first.copies, second.copies, strict=True):
@@ -107,53 +105,9 @@ def test_a_structure_has_its_names_and_places_whatever_tensors_it_has(
         assert bytes_in_slot(second, one.name) == row_major_bytes(other.source)
     assert shots.snapshotter.num_layouts == 1
     model.register_buffer("more", torch.arange(4.0))
-    model.register_parameter("bias", None)
     changed = shots.snapshot()[1]
-    assert [copy.name for copy in changed.copies] == ["model.weight", "model.more"]
     assert bytes_in_slot(changed, "model.more") == row_major_bytes(torch.arange(4.0))
     assert shots.snapshotter.num_layouts == 2
-
-
-def test_whether_updates_are_relied_on_changes_neither_layout_nor_slots(
-    model: nn.Linear,
-) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trained = Shots(CFCheckpoint(model=model, optimizer=optimizer, rng=False))
-    found = []
-    for attempts in (1, 1, 2, 2):
-        trained.snapshotter.evidence.pass_boundary(attempts)
-        _, snapshot = trained.snapshot()
-        settled = {copy.name for copy in snapshot.copies if copy.settled}
-        assert {copy.name for copy in snapshot.copies if copy.watched} == settled
-        found.append((settled, trained.snapshotter.layout_digest, snapshot.slot.layout))
-    trained.close()
-    (relied, *first), (silent, *second), *again = found
-    assert relied == {"model.weight", "model.bias"}
-    assert silent == set()
-    assert first == second
-    assert again == found[:2]
-    assert trained.snapshotter.num_layouts == 1
-
-
-def test_objects_made_per_tensor_do_not_trigger_garbage_collections() -> None:
-    many = shots_of(nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(500)]))
-    generations = list[int]()
-
-    def note(phase: str, info: dict[str, int]) -> None:
-        if phase == "start":
-            generations.append(info["generation"])
-
-    threshold = gc.get_threshold()
-    many.snapshot()
-    try:
-        gc.set_threshold(25, *threshold[1:])
-        gc.callbacks.append(note)
-        many.snapshot()
-    finally:
-        gc.callbacks.remove(note)
-        gc.set_threshold(*threshold)
-        many.close()
-    assert len(generations) < 10  # each 25 objects were enough for one
 
 
 def test_updates_wait_for_the_engine_from_the_first_snapshot_on() -> None:
@@ -168,27 +122,18 @@ def test_updates_wait_for_the_engine_from_the_first_snapshot_on() -> None:
     shots.close()
 
 
-def test_a_state_that_moves_to_a_device_gets_the_device_engine() -> None:
+def test_a_state_that_moves_to_a_device_gets_the_device_engine(model: nn.Linear) -> None:
     device_engine = DeviceEngine(FakeDevice(Scripted()))
-    model = nn.Linear(2, 2)
-    chk = CFCheckpoint(model=model, rng=False)
-    assert isinstance(engine_for(chk), HostEngine)
     left: list[SnapshotEngine] = [HostEngine(), device_engine]
-    config = CFConfig(host_memory_limit=1 << 30)
-    made = Snapshotter(
-        choose_engine=lambda: left.pop(0),
-        arena=Arena(config=config),
-        listener=NoListener(),
-        config=config,
-    )
-    made.make_room(capture(chk))
+    shots = shots_of(model, engine=lambda: left.pop(0))
+    shots.snapshot()
+    made = shots.snapshotter
     assert not made.engine.fence_on_device
-    model.weight = nn.Parameter(torch.ones(2, 2))
-    captured = capture(chk)
+    captured = capture(shots.chk)
     moved = [ref._replace(tensor=ref.tensor.to("meta")) for ref in captured.tensors]
     captured.tensors[:] = moved  # as near to a device as this machine comes
     made.make_room(captured)
     assert made.engine.fence_on_device
-    assert made.device_bytes == {torch.device("meta"): 24}
-    made.close()
+    assert made.device_bytes == {torch.device("meta"): 32}
+    shots.close()
     assert device_engine.spare_bytes(torch.device("meta")) is not None, "it was looked at"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -20,7 +19,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from checkfreq.errors import MismatchError, StateError
+from checkfreq.errors import StateError
 from checkfreq.restore.needed_files import needed_files
 from checkfreq.snapshot.digests import structure_digest, structure_listing
 from checkfreq.state.capture import capture
@@ -28,6 +27,11 @@ from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.types import Role
 from tests.state.ranks import Manifest, Part, part, restored
 from tests.state.support import bits
+
+#: A checkpoint, and a function that returns all bits that must come back: a collective.
+Made: TypeAlias = tuple[CFCheckpoint, Callable[[], Any]]
+#: Makes it from a role and a seed; 1: to be saved.
+Make: TypeAlias = Callable[[Role, int], Made]
 
 
 class Block(nn.Module):
@@ -111,47 +115,52 @@ def whole(value: Any) -> Any:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def shards_in(run: Run) -> list[bool]:
-    """Which parameters and states of them are DTensors."""
-    tensors = [*run.model.parameters()]
-    tensors += [v for state in run.optimizer.state.values() for v in state.values()]
-    return [isinstance(tensor, DTensor) for tensor in tensors]
-
-
 def each(role: Role, programs: Mapping[str, Callable[[Role], Any]]) -> dict[str, Any]:
     """What each of several programs returns, one after the other in the same processes."""
     return {name: program(role) for name, program in programs.items()}
 
 
-def train_and_capture(role: Role) -> tuple[Part, Any, Any]:
-    """A part after two updates; the whole state then, and after two more."""
+def capture_made(role: Role, make: Make) -> tuple[Part, Any]:
+    """A part of what is made, and the state that must come back."""
+    chk, state = make(role, 1)
+    return part(chk, role, positions={"train": {"at": role.rank}}), state()
+
+
+def restore_made(role: Role, manifest: Manifest, make: Make) -> tuple[Any, Any, Any]:
+    """The state before and after a restore from the files that it needs; the positions."""
+    chk, state = make(role, 2)
+    before = state()
+    plan = restored(chk, manifest, role.rank, needed_files(chk, manifest, role))
+    return before, state(), plan.positions
+
+
+def trained_run(role: Role) -> Run:
+    """A fully sharded model after two updates."""
     torch.manual_seed(1)
     run = Run(fsdp(Language()), role)
     run.step()
     run.step()
-    taken = part(run.chk, role, positions={"train": {"rank": role.rank}})
-    then = run.full()
-    run.step()
-    run.step()
-    return taken, then, run.full()
+    return run
 
 
-def restore_and_train(role: Role, manifest: Manifest, *, fresh: bool) -> tuple[Any, Any, set[str]]:
-    """The whole state after a restore and after two more updates; the files it needed."""
-    torch.manual_seed(2)
+def capture_trained(role: Role) -> tuple[Part, Any]:
+    """A part, and the whole state."""
+    run = trained_run(role)
+    return part(run.chk, role), run.full()
+
+
+def capture_optimizer(role: Role) -> tuple[Part, Part, Any]:
+    """Parts of an optimizer whose model is not tracked, and of one beside its model."""
+    run = trained_run(role)
+    return part(CFCheckpoint(optimizer=run.optimizer), role), part(run.chk, role), run.full()
+
+
+def restore_optimizer(role: Role, manifest: Manifest) -> Any:
+    """The whole state, of which the manifest has what the optimizer steps."""
     run = Run(fsdp(Language()), role)
-    if not fresh:
-        run.step()
-    needed = needed_files(run.chk, manifest, role)
-    plan = restored(run.chk, manifest, role.rank, needed)
-    first_if_new = role.rank if role.rank in manifest.ranks else 0
-    assert not manifest.ranks or plan.positions == {"train": {"rank": first_if_new}}
-    assert all(shards_in(run)[: len([*run.model.parameters()])])
-    then = run.full()
-    run.steps = 4
-    run.step()
-    run.step()
-    return then, run.full(), needed
+    chk = CFCheckpoint(optimizer=run.optimizer)
+    restored(chk, manifest, role.rank, needed_files(chk, manifest, role), world=role.world)
+    return run.full()
 
 
 def restore_after_a_look(role: Role, manifest: Manifest) -> tuple[Any, Any]:
@@ -163,17 +172,7 @@ def restore_after_a_look(role: Role, manifest: Manifest) -> tuple[Any, Any]:
     then = run.full()
     with torch.no_grad():
         run.model(torch.arange(4)[None])
-    again = part(run.chk, role)
-    return then, again
-
-
-def restore_into_meta(role: Role, manifest: Manifest) -> Any:
-    """A model that was made on the meta device, sharded, and only then given memory."""
-    with torch.device("meta"):
-        model = Language()
-    run = Run(fsdp(model).to_empty(device="cpu"), role)
-    restored(run.chk, manifest, role.rank)
-    return run.full()
+    return then, part(run.chk, role)
 
 
 def meshes(role: Role) -> dict[str, DeviceMesh]:
@@ -244,10 +243,8 @@ def capture_kinds(role: Role) -> tuple[Part, Any]:
 
 def restore_kinds(role: Role, manifest: Manifest, *, turned: bool) -> tuple[Any, Any, set[str]]:
     """The same, restored onto this world and sharding; the files that it took."""
-    state, held = (
-        tensors(role, fill=False, turned=turned),
-        Holder(tensors(role, fill=False, turned=turned)),
-    )
+    state = tensors(role, fill=False, turned=turned)
+    held = Holder(tensors(role, fill=False, turned=turned))
     before = {name: value for name, value in state.items() if isinstance(value, DTensor)}
     chk = CFCheckpoint(state=state, held=held)
     needed = needed_files(chk, manifest, role)
@@ -289,65 +286,6 @@ def restore_tensor_parallel(role: Role, manifest: Manifest) -> Any:
     return run.full()
 
 
-class Net(nn.Module):
-    """Has a batch norm, whose statistics every rank gathers for itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """A number per row."""
-        out: Tensor = self.layers(x)
-        return out
-
-
-class Learner(nn.Module):
-    """Holds a distributed module below its root."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with warnings.catch_warnings():  # called forward_sync_buffers from torch 2.13 on
-            warnings.simplefilter("ignore", FutureWarning)
-            self.net = nn.parallel.DistributedDataParallel(Net(), broadcast_buffers=False)
-
-
-def ddp_checkpoint(role: Role, seed: int) -> tuple[CFCheckpoint, Any]:
-    """A trained learner with meters of its own on each rank; the bits that must come back."""
-    torch.manual_seed(seed)
-    learner = Learner()
-    optimizer = torch.optim.SGD(learner.parameters(), lr=0.1, momentum=0.9)
-    torch.manual_seed(seed + 10 * role.rank)
-    for _ in range(2):
-        learner.net(torch.rand(5, 3)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    meters: dict[str, Any] = {"loss": role.rank + seed / 10, "seen": torch.full((2,), seed + 1.0)}
-    chk = CFCheckpoint(per_rank=("meters",), model=learner, optimizer=optimizer, meters=meters)
-    return chk, lambda: bits(
-        {
-            "model": learner.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "meters": meters,
-            "rng": torch.get_rng_state(),
-        }
-    )
-
-
-def capture_ddp(role: Role) -> tuple[Part, Any]:
-    """A part, and what this rank has."""
-    chk, state = ddp_checkpoint(role, seed=1)
-    return part(chk, role, positions={"train": {"at": role.rank}}), state()
-
-
-def restore_ddp(role: Role, manifest: Manifest) -> tuple[Any, Any, Any]:
-    """What this rank has before and after the restore; the positions."""
-    chk, state = ddp_checkpoint(role, seed=2)
-    before = state()
-    plan = restored(chk, manifest, role.rank, needed_files(chk, manifest, role))
-    return before, state(), (plan.positions, plan.all_positions)
-
-
 def digests(role: Role) -> tuple[list[str], dict[str, str]]:
     """Of equal structures, of one whose rank 1 has another shape, and own state that differs."""
     shape = (8, 3) if role.rank == 0 else (8, 4)
@@ -361,7 +299,7 @@ def digests(role: Role) -> tuple[list[str], dict[str, str]]:
     return [structure_digest(one) for one in found], structure_listing(found[1])
 
 
-def _others(seed: int) -> tuple[CFCheckpoint, Any]:
+def others(role: Role, seed: int) -> Made:
     """Half precision with full-precision state, a scaler, an average, and a hook of the user's."""
     torch.manual_seed(seed)
     model = fsdp(Language()).to(torch.bfloat16)
@@ -376,6 +314,8 @@ def _others(seed: int) -> tuple[CFCheckpoint, Any]:
     hooked.param_groups[0]["params"][0].grad = average.embed.weight.detach() + 1.0
     if seed == 1:
         hooked.step()
+        for parameter in model.parameters():
+            optimizer.state[parameter]["momentum_buffer"] = parameter.detach().float() / 3
     chk = CFCheckpoint(
         model=model, average=average, optimizer=optimizer, hooked=hooked, scaler=scaler
     )
@@ -391,32 +331,40 @@ def _others(seed: int) -> tuple[CFCheckpoint, Any]:
     return chk, state
 
 
-def capture_others(role: Role) -> tuple[Part, Any]:
-    """As a run would have it, whose optimizer keeps float32 sums of bfloat16 parameters."""
-    chk, state = _others(seed=1)
-    optimizer = chk.optimizers["optimizer"]
-    for parameter in optimizer.param_groups[0]["params"]:
-        optimizer.state[parameter]["momentum_buffer"] = parameter.detach().float() / 3
-    return part(chk, role), state()
-
-
-def restore_others(role: Role, manifest: Manifest) -> Any:
-    """The same state in fresh objects."""
-    chk, state = _others(seed=2)
-    restored(chk, manifest, role.rank, needed_files(chk, manifest, role))
-    return state()
-
-
 def refused(role: Role) -> list[str]:
-    """What is said of sums that are not reduced, of own shards, and of a run that seems alone."""
+    """What is said of what cannot be kept."""
     mesh = init_device_mesh("cpu", (role.world,))
     partial = DTensor.from_local(torch.ones(2), mesh, [Partial()], run_check=False)
     split = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
-    return [
-        _refusal(CFCheckpoint(d={"sum": partial}), role),
-        _refusal(CFCheckpoint(per_rank="m.embed", m=fsdp(Language())), role),
-        _refusal(CFCheckpoint(d={"s": split}), Role()),
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        flat, original = (
+            FullyShardedDataParallel(
+                nn.Sequential(nn.Linear(6, 10)), device_id=torch.device("cpu"), use_orig_params=orig
+            )
+            for orig in (False, True)
+        )
+    zero = ZeroRedundancyOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1)
+    cases: list[tuple[dict[str, Any], Role]] = [
+        ({"d": {"sum": partial}}, role),
+        ({"per_rank": "m.embed", "m": fsdp(Language())}, role),
+        ({"d": {"s": split}}, Role()),
+        ({"m": flat}, role),
+        ({"m": original.module[0]}, role),
+        ({"o": torch.optim.SGD(flat.parameters(), lr=0.1)}, role),
+        ({"o": zero}, role),
+        ({"o": zero}, Role()),
     ]
+    said = []
+    for tracked, as_whom in cases:
+        try:
+            capture(CFCheckpoint(**tracked), role=as_whom)
+        except StateError as error:
+            said.append(str(error))
+    return said
 
 
 def capture_on_nodes(role: Role) -> tuple[Part, Any]:
@@ -427,98 +375,6 @@ def capture_on_nodes(role: Role) -> tuple[Part, Any]:
     run.step()
     group = (0, 1) if role.rank < 2 else (2, 3)
     return part(run.chk, replace(role, group=group)), run.full()
-
-
-def restore_into_another_shape(role: Role, manifest: Manifest) -> str:
-    """What is said to a wider model, which stays as it is."""
-    run = Run(fsdp(Language(hidden=12)), role)
-    before = run.full()
-    try:
-        restored(run.chk, manifest, role.rank)
-    except MismatchError as error:
-        assert run.full() == before
-        return str(error)
-    return ""
-
-
-def capture_renamed(role: Role) -> list[list[str]]:
-    """The buffers that are each rank's own, where hooks of ``state_dict()`` change the names."""
-    body = checkpoint_wrapper(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
-    sharded = fully_shard(nn.Sequential(body, nn.Linear(4, 1)))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)
-        data = nn.parallel.DistributedDataParallel(Net(), broadcast_buffers=False)
-    data.register_state_dict_post_hook(_rename)
-    taken = [part(CFCheckpoint(rng=False, m=module), role) for module in (sharded, data)]
-    return [one.objects["m"]["own_tensors"] if one.objects else [] for one in taken]
-
-
-def _rename(module: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
-    for name in [*state]:
-        state[name.replace("layers", "renamed")] = state.pop(name)
-
-
-class Mean(nn.Module):
-    """Linear, batch norm, linear: parts to be tracked by themselves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Two numbers per row."""
-        out: Tensor = self.head(self.body(x))
-        return out
-
-
-def capture_inside_of_sharded(role: Role) -> tuple[Part, Any, Any]:
-    """Parts of a model whose root an evaluation leaves gathered."""
-    torch.manual_seed(1)
-    model = Mean()
-    body = CFCheckpoint(rng=False, body=model.body)
-    fully_shard(model)
-    expected = {name: whole(value) for name, value in model.state_dict().items()}
-    with torch.no_grad():
-        model(torch.rand(5, 3) + role.rank)
-    taken = part(body, role)
-    mine = bits({**expected, "body.1.running_mean": model.body[1].running_mean})
-    with torch.no_grad():
-        model(torch.rand(5, 3))
-    return taken, mine, part(CFCheckpoint(rng=False, head=model.head), role)
-
-
-def foreign_shards(role: Role) -> list[str]:
-    """What is said of each way to shard that keeps no record of what is where."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from torch.distributed.fsdp import FullyShardedDataParallel
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
-        flat, split = (
-            FullyShardedDataParallel(
-                nn.Sequential(nn.Linear(6, 10)), device_id=torch.device("cpu"), use_orig_params=orig
-            )
-            for orig in (False, True)
-        )
-    zero = ZeroRedundancyOptimizer(nn.Linear(2, 2).parameters(), torch.optim.SGD, lr=0.1)
-    cases: list[dict[str, Any]] = [
-        {"m": flat},
-        {"m": split},
-        {"m": split.module[0]},
-        {"o": torch.optim.SGD(flat.parameters(), lr=0.1)},
-        {"o": zero},
-    ]
-    alone = _refusal(CFCheckpoint(o=zero), Role())
-    return [*(_refusal(CFCheckpoint(**tracked), role) for tracked in cases), alone]
-
-
-def _refusal(chk: CFCheckpoint, role: Role) -> str:
-    try:
-        capture(chk, role=role)
-    except StateError as error:
-        return str(error)
-    return ""
 
 
 class Rows(torch.optim.Optimizer):
@@ -551,7 +407,8 @@ class Scaled(nn.Module):
         self.peak = state["peak"]
 
 
-def _scaled(role: Role, seed: int) -> tuple[CFCheckpoint, Any]:
+def scaled(role: Role, seed: int) -> Made:
+    """A part of whose state is there after one update alone."""
     mesh = init_device_mesh("cpu", (role.world,))
     model = nn.ModuleDict({"inner": Scaled(mesh, seed)})
     rows = Rows([p for p in model.parameters() if p.dim()])
@@ -575,49 +432,6 @@ def _scaled(role: Role, seed: int) -> tuple[CFCheckpoint, Any]:
     return chk, state
 
 
-def capture_scaled(role: Role) -> tuple[Part, Any]:
-    """A part after one update, and what is to come back."""
-    chk, state = _scaled(role, 1)
-    return part(chk, role), state()
-
-
-def restore_scaled(role: Role, manifest: Manifest) -> Any:
-    """All of it in fresh objects, from the files that they need."""
-    chk, state = _scaled(role, 2)
-    restored(chk, manifest, role.rank, needed_files(chk, manifest, role))
-    return state()
-
-
-def restore_rows_on_a_square(role: Role, manifest: Manifest) -> str:
-    """What is said where the mesh has two dimensions."""
-    square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
-    weight = distribute_tensor(torch.rand(5, 3), square, [Replicate(), Shard(0)])
-    chk = CFCheckpoint(rng=False, rows=Rows([nn.Parameter(weight)]))
-    try:
-        restored(chk, manifest, role.rank, only="rows")
-    except MismatchError as error:
-        return str(error)
-    return ""
-
-
-class Tied(nn.Module):
-    """Two names of a weight with fewer rows than there are ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a = nn.Linear(4, 1, bias=False)
-        self.b = nn.Linear(4, 1, bias=False)
-        self.b.weight = self.a.weight
-
-
-def digest_of_tied(role: Role) -> tuple[str, list[str]]:
-    """Where a hook makes ``state_dict()`` the way to read a model."""
-    model = fully_shard(Tied())
-    model.register_state_dict_post_hook(lambda *_: None)
-    captured = capture(CFCheckpoint(rng=False, m=model), role=role)
-    return structure_digest(captured), [ref.key for ref in captured.tensors]
-
-
 class Parted(nn.Module):
     """One layer sharded, one the same on all ranks, and a norm and a tied weight of each rank's."""
 
@@ -632,41 +446,28 @@ class Parted(nn.Module):
         self.twin.weight = self.own.weight
         fully_shard(self.sharded, mesh=init_device_mesh("cpu", (role.world,)))
         with torch.no_grad():
-            for tensor in self.of_its_own():
+            for tensor in (*self.of_its_own(), self.sharded[1].running_mean):
                 tensor.fill_(10 * seed + role.rank)
 
     def of_its_own(self) -> list[Tensor]:
         return [self.own.weight, self.norm.weight, self.norm.bias, self.norm.running_mean]
 
-    def run(self) -> tuple[CFCheckpoint, torch.optim.Optimizer]:
-        """What tracks it: an optimizer of what is not each rank's own, stepped once."""
-        parameters = [*self.sharded.parameters(), *self.plain.parameters()]
-        optimizer = torch.optim.AdamW(parameters, lr=0.1)
-        for parameter in parameters:
-            parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-        tracked: dict[str, Any] = {"model": self, "optimizer": optimizer}
-        return CFCheckpoint(per_rank=["model.norm", "model.twin"], **tracked), optimizer
 
-    def common(self, optimizer: torch.optim.Optimizer) -> Any:
-        """Bits of what is the same on all ranks: a collective."""
-        state = [whole(v) for one in optimizer.state.values() for v in one.values()]
-        return bits([state, [whole(p) for p in (*self.sharded.parameters(), self.plain.weight)]])
+def parted(role: Role, seed: int) -> Made:
+    """An optimizer of what is not each rank's own, stepped once; what is common, and the rest."""
+    model = Parted(role, seed=seed)
+    parameters = [*model.sharded.parameters(), *model.plain.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=0.1)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    chk = CFCheckpoint(per_rank=["model.norm", "model.twin"], model=model, optimizer=optimizer)
 
+    def state() -> tuple[Any, list[float], float]:
+        assert model.twin.weight is model.own.weight
+        found = [whole(v) for one in optimizer.state.values() for v in one.values()]
+        own = [float(tensor.detach().flatten()[0]) for tensor in model.of_its_own()]
+        statistics = float(model.sharded[1].running_mean[0])  # every rank gathers its own
+        return bits([*found, *map(whole, parameters)]), own, statistics
 
-def capture_parted(role: Role) -> tuple[Part, Any]:
-    """A part, and what all have in common."""
-    model = Parted(role, seed=1)
-    chk, optimizer = model.run()
-    return part(chk, role), model.common(optimizer)
-
-
-def restore_parted(role: Role, manifest: Manifest) -> tuple[Any, list[float]]:
-    """What is common after a restore into other values, and what is each rank's own."""
-    model = Parted(role, seed=2)
-    chk, optimizer = model.run()
-    restored(chk, manifest, role.rank, needed_files(chk, manifest, role))
-    assert model.twin.weight is model.own.weight
-    return model.common(optimizer), [
-        float(tensor.detach().flatten()[0]) for tensor in model.of_its_own()
-    ]
+    return chk, state

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import checkfreq
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.errors import CorruptCheckpointError, StateError
-from tests.state.support import Shot, plan, restore, take
+from tests.state.support import Shot, bits, plan, restore, take
 
 
 class Norm(enum.IntEnum):
@@ -96,37 +96,30 @@ def through(state: dict[str, Any]) -> dict[str, Any]:
     return fresh.state
 
 
+def told(value: Any) -> Any:
+    """Everything that must be equal about a value, with its type."""
+    if isinstance(value, dict):
+        return [(told(key), told(item)) for key, item in value.items()]
+    if isinstance(value, list | tuple | deque):
+        return type(value), getattr(value, "maxlen", None), [*map(told, value)]
+    if hasattr(value, "__dict__") and not isinstance(value, enum.Enum | Tensor):
+        return type(value), told(vars(value))
+    return type(value), bits(value)
+
+
 def test_members_tuples_and_objects_come_back_as_they_were() -> None:
     projector = Projector()
     projector.matrix, projector.last_step = torch.arange(4.0), 3
-    back = through(
-        {
-            "norm": Norm.SIGN,
-            "mode": Mode.SAFE,
-            "by_norm": {Norm.AUTO: 1, Norm.SIGN: 2},
-            "memory": deque([Step(torch.ones(2), 1), Step(torch.zeros(2), 0)], maxlen=5),
-            "average": Average(0.5, [torch.ones(3)], Norm.SIGN),
-            "limits": Limits(-1.0, float("inf")),
-            "projector": projector,
-        }
-    )
-    assert back["norm"] is Norm.SIGN
-    assert back["mode"] is Mode.SAFE
-    assert back["by_norm"] == {Norm.AUTO: 1, Norm.SIGN: 2}
-    assert [*map(type, back["by_norm"])] == [Norm, Norm]
-    assert type(back["memory"]) is deque
-    assert back["memory"].maxlen == 5
-    assert [(type(s), s.state.tolist(), s.action) for s in back["memory"]] == [
-        (Step, [1.0, 1.0], 1),
-        (Step, [0.0, 0.0], 0),
-    ]
-    average = back["average"]
-    assert (type(average), average.total, average.norm) == (Average, 0.5, Norm.SIGN)
-    assert average.values[0].tolist() == [1.0, 1.0, 1.0]
-    assert back["limits"] == Limits(-1.0, float("inf"))
-    assert type(back["projector"]) is Projector
-    assert back["projector"].last_step == 3
-    assert back["projector"].matrix.tolist() == [0.0, 1.0, 2.0, 3.0]
+    state = {
+        "norm": Norm.SIGN,
+        "mode": Mode.SAFE,
+        "by_norm": {Norm.AUTO: 1, Norm.SIGN: 2},
+        "memory": deque([Step(torch.ones(2), 1), Step(torch.zeros(2), 0)], maxlen=5),
+        "average": Average(0.5, [torch.ones(3)], Norm.SIGN),
+        "limits": Limits(-1.0, float("inf")),
+        "projector": projector,
+    }
+    assert told(through(state)) == told(state)
 
 
 class Projected(torch.optim.SGD):
@@ -211,11 +204,6 @@ def test_an_object_in_two_places_is_refused_with_both() -> None:
         take(CFCheckpoint(held=Holder({"a": one, "b": one})))
     limits = Limits(0.0, 1.0)  # nobody can change it
     assert through({"a": limits, "b": limits}) == {"a": limits, "b": limits}
-
-
-def test_an_object_that_state_would_hash_is_refused() -> None:
-    with pytest.raises(StateError, match=r"Limits cannot be kept"):
-        take(CFCheckpoint(held=Holder({"a": {Limits(0.0, 1.0): 1}})))
 
 
 def forged(change: Callable[[dict[str, Any]], None]) -> Shot:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-import checkfreq
-from checkfreq.errors import CorruptCheckpointError, MismatchError
+from checkfreq.errors import CorruptCheckpointError
 from checkfreq.state.capture import GRADIENTS
 from checkfreq.state.checkpoint import CFCheckpoint
 from checkfreq.state.gradients import PendingGradients
@@ -66,16 +64,14 @@ def test_gradients_of_a_backward_pass_after_the_last_step_are_pending(
 ) -> None:
     """Before the first step and after one; not those that a step has used."""
     assert not watched.pending.read()
-    for _ in range(2):
-        watched.backward()
-        (name, found), *rest = watched.pending.read().items()
-        assert (name, rest) == ("optimizer", [])
-        assert [found[number] for number in range(4)] == watched.gradients()
-        watched.step()
-        watched.pending.pass_boundary()
-        assert not watched.pending.read()
-        if not clears:
-            break
+    watched.backward()
+    ((name, found),) = watched.pending.read().items()
+    assert name == "optimizer"
+    assert [found[number] for number in range(4)] == watched.gradients()
+    watched.step()
+    watched.pending.pass_boundary()
+    assert not watched.pending.read()
+    if clears:
         watched.model.zero_grad()
     watched.backward()
     assert watched.pending.read()
@@ -120,24 +116,22 @@ def test_what_another_optimizers_backward_pass_adds_to_is_not_kept_if_it_is_clea
             optimizer.zero_grad()
             watched.backward()
             optimizer.step()
-        assert not watched.pending.read()
         watched.pending.pass_boundary()
         assert not watched.pending.read()
     watched.pending.close()
 
 
-@pytest.mark.parametrize("decays", [True, False])
-def test_gradients_that_are_assigned_are_kept_if_they_are_written_in_place(decays: bool) -> None:
+def test_gradients_that_are_assigned_are_kept_if_they_are_written_in_place_from_then_on() -> None:
     master = torch.ones(2)
     pending = PendingGradients({"o": (optimizer := torch.optim.SGD([master], lr=0.1))})
-    for number in range(3):
-        if decays and master.grad is not None:
+    for number in range(5):
+        if number > 2 and master.grad is not None:
             master.grad.mul_(0.5).add_(1)
         else:
             master.grad = torch.ones(2)
         optimizer.step()
         pending.pass_boundary()
-        assert bool(pending.read()) == (decays and number > 0)
+        assert bool(pending.read()) == (number > 2)
     pending.close()
 
 
@@ -149,12 +143,6 @@ def test_restored_gradients_are_kept_until_they_are_seen_to_be_cleared(watched: 
         watched.pending.pass_boundary()
         assert bool(watched.pending.read()) == (number == 0)
         watched.model.zero_grad()
-
-
-def test_nan_gradients_are_pending_too(watched: Watched) -> None:
-    watched.backward()
-    watched.model[0].weight.grad.fill_(float("nan"))  # type: ignore[union-attr]
-    assert watched.pending.read()
 
 
 def test_the_gradients_of_an_optimizer_that_steps_less_often_are_pending_meanwhile() -> None:
@@ -183,35 +171,6 @@ def test_sparse_gradients_are_left_out_with_one_warning(
     assert "optimizer: sparse gradients" in record.message
 
 
-def test_sparse_gradients_are_not_warned_of_once_an_update_has_used_them(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    model = nn.Embedding(4, 3, sparse=True)
-    optimizer = torch.optim.SparseAdam(model.parameters())
-    pending = PendingGradients({"optimizer": optimizer})
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.tensor([1, 2])).mean().backward()
-        optimizer.step()
-        assert not pending.read()
-    assert not caplog.records
-    for _ in range(2):  # not cleared any more
-        model(torch.tensor([1, 2])).mean().backward()
-        optimizer.step()
-        assert not pending.read()
-    (record,) = caplog.records
-    assert "optimizer: sparse gradients" in record.message
-    pending.close()
-
-
-def test_a_checkpoint_without_pending_gradients_has_no_record_of_them(watched: Watched) -> None:
-    watched.backward()
-    watched.step()
-    shot = watched.shot()
-    assert GRADIENTS not in shot.found.manifest.objects
-    assert sorted(shot.data) == ["model.safetensors", "rng.safetensors"]
-
-
 def test_pending_gradients_come_back_bit_for_bit_each_time_they_are_applied(
     watched: Watched,
 ) -> None:
@@ -228,32 +187,14 @@ def test_pending_gradients_come_back_bit_for_bit_each_time_they_are_applied(
     assert fresh.pending.read() == {}
 
 
-def test_gradients_of_an_optimizer_that_is_not_restored_are_not_set(watched: Watched) -> None:
-    watched.backward()
-    fresh = Watched()
-    plan(fresh.chk, watched.shot(), only=["model"]).apply_last()
-    assert fresh.gradients() == [None] * 4
-
-
-def test_a_gradient_that_does_not_fit_its_parameter_is_a_mismatch_that_names_it(
-    watched: Watched,
-) -> None:
+def test_a_malformed_record_of_gradients_is_corruption(watched: Watched) -> None:
     watched.backward()
     shot = watched.shot()
-    shot.found.manifest.objects["$gradients"]["parameters"]["optimizer"] = [0, 1, 2, 3]
-    model = nn.Sequential(nn.Linear(5, 2), nn.Linear(2, 1))
-    chk = CFCheckpoint(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(MismatchError, match=r"0: checkpoint has a gradient float32\[2, 3"):
-        plan(chk, shot)
-
-
-@pytest.mark.parametrize("numbers", [7, {"optimizer": 3}, {"optimizer": [9]}])
-def test_a_malformed_record_of_gradients_is_corruption(watched: Watched, numbers: Any) -> None:
-    watched.backward()
-    shot = watched.shot()
-    shot.found.manifest.objects[GRADIENTS]["parameters"] = numbers
-    with pytest.raises(CorruptCheckpointError, match="gradients"):
-        plan(Watched().chk, shot)
+    record = shot.found.manifest.objects[GRADIENTS]
+    for numbers in (7, {"optimizer": 3}, {"optimizer": [9]}):
+        record["parameters"] = numbers
+        with pytest.raises(CorruptCheckpointError, match="gradients"):
+            plan(Watched().chk, shot)
 
 
 def test_each_rank_gets_its_own_gradients_back(
@@ -272,25 +213,20 @@ def test_each_rank_gets_its_own_gradients_back(
         restored(fresh.chk, manifest, rank, world=2).apply_last()
         for found, wanted in zip(fresh.gradients(), expected[rank], strict=True):
             assert (found is None and wanted is None) or torch.equal(found, wanted)  # type: ignore[arg-type]
-    for rank, world in ((0, 1), (0, 3), (2, 3)):
+    for rank, world in ((0, 1), (2, 3)):
         fresh = Watched()
-        caplog.clear()
         restored(fresh.chk, manifest, rank, world=world).apply_last()
         assert fresh.gradients() == [None] * 4
         assert f"update (of 2 rank(s), here are {world})" in caplog.text
 
 
-@pytest.mark.parametrize("is_used", [False, True])
-def test_readers_without_the_training_see_the_state_alone(tmp_path: Path, is_used: bool) -> None:
-    """A step that a scaler skipped has used its gradients."""
+def test_a_step_that_a_scaler_skipped_has_used_its_gradients(tmp_path: Path) -> None:
     watched, scaler = Watched(), torch.amp.GradScaler("cpu")
     chk = CFCheckpoint(model=watched.model, scaler=scaler, **watched.optimizers)
     with managed(tmp_path, chk) as manager:
         scaler.scale(watched.model(torch.full((4, 3), torch.inf)).mean()).backward()
-        if is_used:
-            manager.weight_update(scaler=scaler)
+        manager.weight_update(scaler=scaler)
         manager.step()
         manager.save(wait=True)
-    assert bool([*tmp_path.glob("step-*/*gradients*")]) is not is_used
-    assert sorted(checkfreq.load(tmp_path)) == ["model", "optimizer", "rng", "scaler"]
+    assert not [*tmp_path.glob("step-*/*gradients*")]
     watched.pending.close()

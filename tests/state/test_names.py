@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel
 
 from checkfreq.errors import StateError
 from checkfreq.state.capture import capture
@@ -74,38 +73,11 @@ def test_wrappers_leave_no_trace_and_users_submodules_of_such_names_keep_theirs(
     assert keys(make()) == list(Odd().state_dict())
 
 
-def test_compiled_submodule_leaves_no_trace() -> None:
-    model = nn.Sequential(compiled(nn.Linear(2, 2)), nn.Linear(2, 2))
-    assert keys(model) == ["0.weight", "0.bias", "1.weight", "1.bias"]
-
-
-@pytest.mark.usefixtures("process_group")
-def test_a_dtensor_on_a_mesh_of_one_is_kept_like_a_plain_tensor() -> None:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import distribute_module
-
-    model = distribute_module(nn.Linear(2, 2), init_device_mesh("cpu", (1,)))
-    assert keys(model) == ["weight", "bias"]
-
-
 def test_two_tensors_of_one_name_are_refused() -> None:
     model = DataParallel(nn.Linear(2, 2))
     model.register_buffer("weight", torch.ones(2))
     with pytest.raises(StateError, match="model: two tensors are called 'weight'"):
         keys(model)
-
-
-def test_averaged_model_keeps_its_module_prefix_but_not_a_wrapper_inside() -> None:
-    expected = ["n_averaged", "module.weight", "module.bias"]
-    assert keys(AveragedModel(nn.Linear(2, 2))) == expected
-    assert keys(AveragedModel(DataParallel(nn.Linear(2, 2)))) == expected
-
-
-def test_non_persistent_buffers_come_last() -> None:
-    model = nn.Linear(2, 2)
-    model.register_buffer("cache", torch.zeros(2), persistent=False)
-    model.register_buffer("kept", torch.zeros(2))
-    assert keys(model) == ["weight", "bias", "kept", "cache"]
 
 
 def test_a_submodule_or_parameter_replaced_between_captures_is_noticed() -> None:

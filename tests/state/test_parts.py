@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, StateError
-from checkfreq.restore.apply import materialise, prepare
+from checkfreq.errors import ConfigError, CorruptCheckpointError
+from checkfreq.restore.apply import materialise
 from checkfreq.restore.load import load
 from checkfreq.restore.needed_files import needed_files
-from checkfreq.restore.restorer import Restorer
-from checkfreq.run.pipeline import first_device
 from checkfreq.snapshot.digests import structure_digest, structure_listing
 from checkfreq.state.capture import capture
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.collector import CapturedState, LocalState, TensorRef
 from checkfreq.types import Role
 from tests.fixtures.format_2 import FOLDER
 from tests.state.ranks import Manifest, everyone, part, restored
@@ -56,29 +52,13 @@ def parts_of(chk: CFCheckpoint, roles: list[Role]) -> Manifest:
     return Manifest.merged([part(chk, role) for role in roles])
 
 
-def sizes(manifest: Manifest, world: int) -> list[int]:
-    found = [0] * world
+def test_a_split_state_is_balanced_and_comes_back_bit_for_bit() -> None:
+    chk, world = run(1), 3
+    manifest = parts_of(chk, everyone(world, split=True))
+    loads = [0] * world
     for file in manifest.files:
         rank = int(file.name.split("rank-")[1][:5]) if "rank-" in file.name else 0
-        found[rank] += sum(record.num_bytes for record in file.tensors)
-    return found
-
-
-def test_the_leader_writes_replicated_state_and_the_others_their_generators() -> None:
-    chk = run(1)
-    manifest = parts_of(chk, everyone(3))
-    names = {file.name for file in manifest.files}
-    own = {f"rng.rank-{rank:05d}.safetensors" for rank in range(3)}
-    assert names == {"model.safetensors", "optimizer.safetensors", *own}
-    assert {*manifest.objects} == {"model", "optimizer", "run"}
-    assert [{*own} for own in manifest.ranks.values()] == [{"rng"}] * 3
-
-
-@pytest.mark.parametrize("world", [2, 3])
-def test_a_split_state_is_balanced_and_comes_back_bit_for_bit(world: int) -> None:
-    chk = run(1)
-    manifest = parts_of(chk, everyone(world, split=True))
-    loads = sizes(manifest, world)
+        loads[rank] += sum(record.num_bytes for record in file.tensors)
     assert max(loads) < 1.25 * min(loads)
     for rank in (0, world - 1):
         other = run(2)
@@ -88,13 +68,6 @@ def test_a_split_state_is_balanced_and_comes_back_bit_for_bit(world: int) -> Non
     assert {n: bits(t) for n, t in whole["model"].items()} == bits(
         dict(chk.tracked["model"].state_dict())
     )
-
-
-def test_volatile_tensors_are_not_split() -> None:
-    manifest = parts_of(run(1), everyone(4, split=True))
-    (file,) = [file for file in manifest.files if file.name == "model.safetensors"]
-    names = {record.name for record in file.tensors}
-    assert {"norm.running_mean", "norm.num_batches_tracked", "none"} <= names
 
 
 def tuned(seed: int) -> CFCheckpoint:
@@ -108,98 +81,23 @@ def tuned(seed: int) -> CFCheckpoint:
     return CFCheckpoint(model=net, optimizer=optimizer)
 
 
-def keys_of(manifest: Manifest) -> dict[str, list[str]]:
-    return {
-        file.name: [record.name for record in file.tensors]
-        for file in manifest.files
-        if file.name.startswith("model")
-    }
-
-
-def test_the_leader_writes_what_is_frozen_into_a_file_of_its_own() -> None:
+def test_the_leader_writes_what_is_frozen_into_a_file_of_its_own_unless_it_is_divided() -> None:
     chk = tuned(1)
-    manifest = parts_of(chk, everyone(3))
-    assert keys_of(manifest) == {
-        "model.safetensors": ["adapter.weight", "adapter.bias"],
-        "model.frozen.safetensors": ["base.weight", "base.bias"],
+    manifest = parts_of(chk, everyone(2))
+    found = {file.name: [record.name for record in file.tensors] for file in manifest.files}
+    assert found["model.safetensors"] == ["adapter.weight", "adapter.bias"]
+    assert found["model.frozen.safetensors"] == ["base.weight", "base.bias"]
+    assert {name for name in found if "rank-" in name} == {
+        f"rng.rank-{rank:05d}.safetensors" for rank in range(2)
     }
-    for rank in (0, 2):
+    for rank in (0, 1):
         other = tuned(2)
         restored(other, manifest, rank)
         assert state_bits(other) == state_bits(chk)
     whole = materialise(manifest.loaded(), path="p")
     assert bits(whole["model"]) == bits(dict(chk.tracked["model"].state_dict()))
-
-
-def test_of_a_state_that_is_divided_no_file_is_frozen() -> None:
-    manifest = parts_of(tuned(1), everyone(2, split=True))
-    assert not any("frozen" in name for name in keys_of(manifest))
-
-
-def test_each_nodes_group_writes_the_whole_state() -> None:
-    chk = run(1)
-    group = (2, 3)
-    manifest = parts_of(chk, [Role(rank, 4, group, split=True) for rank in group])
-    other = run(2)
-    restored(other, manifest, 3)
-    assert state_bits(other) == state_bits(chk)
-
-
-def test_objects_and_tensors_declared_per_rank_are_kept_for_each_rank() -> None:
-    declared = ("run", "model.norm", "model.other")
-    chks = [run(seed, per_rank=declared) for seed in (1, 2)]
-    manifest = Manifest.merged(
-        [part(chk, role) for chk, role in zip(chks, everyone(2), strict=True)]
-    )
-    for rank in (0, 1):
-        found = materialise(manifest.loaded(), path="p", rank=rank)
-        assert found["run"] == chks[rank].tracked["run"]
-        live = chks[rank].tracked["model"].state_dict()
-        for name in ("one.weight", "other.weight", "norm.weight", "norm.running_var"):
-            assert bits(found["model"][name]) == bits(live[name])
-        assert bits(found["model"]["scale"]) == bits(chks[0].tracked["model"].scale)
-        other = run(3, per_rank=declared)
-        restored(other, manifest, rank)
-        assert bits(other.tracked["model"].one.weight) == bits(live["one.weight"])
-    with pytest.raises(ConfigError, match=r"nothing of rank 2; expected one of 0, 1"):
-        materialise(manifest.loaded(), path="p", rank=2)
-
-
-def test_a_new_rank_is_told_what_it_keeps(caplog: pytest.LogCaptureFixture) -> None:
-    """Also of a tensor that is declared by a tied name."""
-    declared = ("run", "model.norm", "model.other")
-    manifest = parts_of(run(1, per_rank=declared), everyone(2))
-    chk = run(2, per_rank=declared)
-    model = chk.tracked["model"]
-    before = bits([model.norm.state_dict(), model.one.weight])
-    restored(chk, manifest, 2)
-    assert chk.tracked["run"] == {"best": 0.2}
-    assert bits([model.norm.state_dict(), model.one.weight]) == before
-    for text in ("model.norm.weight: each rank", "run (each rank", "rng (each rank"):
-        assert text in caplog.text
-
-
-def test_a_new_rank_after_a_run_of_one_rank_keeps_its_per_rank_state(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    declared = ("run", "model.norm", "model.other")  # tied to one
-    one = part(run(1, per_rank=declared), Role())
-    manifest = Manifest(one.objects, {}, one.files)
-    chk = run(2, per_rank=declared)
-    model = chk.tracked["model"]
-    before = bits([model.norm.state_dict(), model.other.weight])
-    torch.manual_seed(5)
-    generator = torch.get_rng_state()
-    assert restored(chk, manifest, 1).positions == {}
-    assert torch.equal(torch.get_rng_state(), generator)
-    assert chk.tracked["run"] == {"best": 0.2}
-    assert bits([model.norm.state_dict(), model.other.weight]) == before
-    assert bits(model.wide.weight) == bits(run(1).tracked["model"].wide.weight)
-    for text in ("model.norm.weight: each rank", "model.other.weight: each", "run (each rank"):
-        assert text in caplog.text
-    first = run(2, per_rank=declared)
-    restored(first, manifest, 0)
-    assert first.tracked["run"] == {"best": 0.1}
+    divided = parts_of(chk, everyone(2, split=True))
+    assert not any("frozen" in file.name for file in divided.files)
 
 
 def test_a_rank_with_nothing_but_positions_counts_as_new(
@@ -222,36 +120,6 @@ def test_a_rank_with_nothing_but_positions_counts_as_new(
         materialise(manifest.loaded(), path="p", rank=1)
 
 
-def test_ranks_without_per_rank_objects_are_not_new() -> None:
-    chk = run(1, rng=False)
-    manifest = Manifest.merged(
-        [part(chk, role, positions={"train": {"at": 3}}) for role in everyone(2)]
-    )
-    found = materialise(manifest.loaded(), path="p", rank=1)
-    assert bits(found["model"]["scale"]) == bits(chk.tracked["model"].scale)
-    with pytest.raises(MismatchError, match="rng"):
-        restored(run(2), manifest, 1)
-
-
-def test_an_object_that_only_other_ranks_saved_is_unexpected_if_it_is_not_live() -> None:
-    manifest = parts_of(run(1, per_rank="run"), everyone(2))
-    live = run(2).tracked
-    chk = CFCheckpoint(model=live["model"], optimizer=live["optimizer"])
-    with pytest.raises(MismatchError, match=r"unexpected.*run \(the whole object\)"):
-        restored(chk, manifest, 2)
-
-
-@pytest.mark.parametrize("name", ["modle", "run.best"])
-def test_a_name_that_cannot_differ_from_rank_to_rank_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        run(1, per_rank=name)
-
-
-def test_a_declared_name_of_no_tensor_is_refused_when_the_module_is_read() -> None:
-    with pytest.raises(StateError, match=r"per_rank= names 'model\.nrom'"):
-        capture(run(1, per_rank="model.nrom"))
-
-
 def test_a_rank_needs_the_replicated_files_and_its_own() -> None:
     chk = run(1, per_rank="model.norm")
     manifest = parts_of(chk, everyone(2))
@@ -262,34 +130,16 @@ def test_a_rank_needs_the_replicated_files_and_its_own() -> None:
     assert "optimizer.rank-00001.safetensors" not in needed_files(alone, manifest, Role())
 
 
-def test_a_split_state_needs_the_files_of_all_ranks() -> None:
-    chk = run(1)
-    manifest = parts_of(chk, everyone(2, split=True))
-    needed = needed_files(chk, manifest, everyone(2)[1])
-    assert {f.name for f in manifest.files} - needed == {"rng.rank-00000.safetensors"}
-
-
 def test_structures_differ_by_names_dtypes_shapes_ties_and_classes() -> None:
-    captured = capture(run(1))  # one rank has none to compare
-    assert captured.rank_objects is None
-    assert (structure_digest(captured), structure_listing(captured)) == ("", {})
-
-    def listed(value: Any) -> dict[str, str]:
-        captured = capture(CFCheckpoint(d=value), role=Role(1, 2, (0, 1)))
-        assert captured.tensors[-1].stem == "rng.rank-00001"
-        return structure_listing(captured)
-
+    assert structure_digest(capture(run(1))) == "", "one rank has none to compare"
     x = torch.zeros(3)
-    listing = listed({"x": x, "y": x})
-    assert listing == {"d": "builtins.dict", "d.x": "float32[3]", "d.y": "the same as x"}
-    assert listed({"x": x.int()})["d.x"] == "int32[3]"
-
-
-def mixed_up(manifest: Manifest, place: Any) -> Manifest:
-    ranks = {rank: dict(own) for rank, own in manifest.ranks.items()}
-    key = next(iter(ranks[1]["optimizer"]["shards"]))
-    ranks[1]["optimizer"] = {"shards": {**ranks[1]["optimizer"]["shards"], key: place}}
-    return Manifest(manifest.objects, ranks, manifest.files)
+    chk = CFCheckpoint(rng=False, d={"x": x, "y": x, "z": x.int()})
+    assert structure_listing(capture(chk, role=Role(1, 2, (0, 1)))) == {
+        "d": "builtins.dict",
+        "d.x": "float32[3]",
+        "d.y": "the same as x",
+        "d.z": "int32[3]",
+    }
 
 
 @pytest.mark.parametrize(
@@ -297,16 +147,11 @@ def mixed_up(manifest: Manifest, place: Any) -> Manifest:
     [("x", "box of"), ([[1], [9]], "box of"), ([[5000, 40], [0, 0]], "shards of")],
 )
 def test_malformed_shards_are_corruption(place: Any, check: str) -> None:
-    manifest = mixed_up(parts_of(run(1), everyone(2, split=True)), place)
+    manifest = parts_of(run(1), everyone(2, split=True))
+    shards = manifest.ranks[1]["optimizer"]["shards"]
+    shards[next(iter(shards))] = place
     with pytest.raises(CorruptCheckpointError, match=check):
         restored(run(2), manifest, 0)
-
-
-def test_tensors_that_this_rank_does_not_need_are_known_to_be_there() -> None:
-    other = CFCheckpoint(rng=False, model=nn.ModuleDict({"2": nn.Linear(2, 3)}))
-    compare = partial(prepare, other, path=str(FOLDER), only=("model",))
-    with pytest.raises(MismatchError, match=r"unexpected.*; model\.tied"):
-        Restorer(FOLDER).find(None, compare)
 
 
 def test_load_into_live_objects_uses_the_rank_that_is_asked_for() -> None:
@@ -323,32 +168,6 @@ def test_load_into_live_objects_uses_the_rank_that_is_asked_for() -> None:
     assert bits(norm.state_dict()) == before
 
 
-class Named(torch.optim.SGD):
-    """Calls its state by the names of the parameters."""
-
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
-        momenta = {f"{i}.exp": state["exp"] for i, state in enumerate(self.state.values())}
-        return {"state": momenta, "names": [*momenta]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # type: ignore[override]
-        for held, value in zip(self.state.values(), state["state"].values(), strict=True):
-            held["exp"] = value
-
-
-def named(seed: float) -> CFCheckpoint:
-    weights = [nn.Parameter(torch.zeros(600)) for _ in range(3)]
-    optimizer = Named(weights)
-    for i, weight in enumerate(weights):
-        optimizer.state[weight] = {"exp": torch.full((600,), seed + i)}
-    return CFCheckpoint(rng=False, optimizer=optimizer)
-
-
-def test_state_that_an_optimizer_names_itself_is_needed_whole() -> None:
-    saved, live = named(1.0), named(5.0)
-    manifest = parts_of(saved, everyone(2, split=True))
-    assert needed_files(live, manifest, Role(1, 2, (0, 1))) == {f.name for f in manifest.files}
-
-
 def test_whatever_decides_who_writes_a_tensor_is_part_of_the_structure() -> None:
     def digest(*, split: bool, **options: Any) -> str:
         role = Role(0, 2, (0, 1), split)
@@ -360,15 +179,7 @@ def test_whatever_decides_who_writes_a_tensor_is_part_of_the_structure() -> None
     assert digest(split=False) == digest(split=False, **volatile)
 
 
-def test_iterators_may_have_the_names_of_fields_of_objects() -> None:
-    chk = run(1)
-    places = {name: {"at": 3} for name in ("aliases", "shards", "kind")}
-    manifest = Manifest.merged([part(chk, role, positions=places) for role in everyone(2)])
-    for role in everyone(2):
-        needed = needed_files(chk, manifest, role)
-        assert restored(run(2), manifest, role.rank, needed).positions == places
-
-
+@pytest.mark.more
 def test_one_rank_needs_nothing_of_torch_distributed() -> None:
     """A second of imports is spared, and a torch that was built without it is enough."""
     code = (
@@ -384,11 +195,3 @@ def test_one_rank_needs_nothing_of_torch_distributed() -> None:
         "assert {n for n in after - before if sys.modules[n] is not None} == set()\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_rank_that_writes_no_tensor_of_a_device_still_measures_time_there() -> None:
-    own = TensorRef("rng.rank-00001", "cpu", torch.zeros(2), False)
-    device = torch.device("meta")
-    theirs = TensorRef("model", "weight", torch.zeros(2, device=device), True)
-    whole = LocalState([theirs, own], {}, {}, {})
-    assert first_device(CapturedState([own], {}, {}, {}, whole)) == device

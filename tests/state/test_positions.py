@@ -11,8 +11,6 @@ import pytest
 from checkfreq.errors import ConfigError
 from checkfreq.state.positions import Positions, RankStates, by_name
 from checkfreq.types import Role
-from iterators import CFIterator
-from tests.iterators.ranks import rank_of
 
 State = dict[str, Any]
 
@@ -138,15 +136,6 @@ def test_one_rank_carries_unclaimed_positions_over_unchanged() -> None:
     assert places(registered(restored(2, states), Merging)) == ["somewhere"] * 2
 
 
-def test_positions_are_sorted_by_name_and_rank() -> None:
-    assert by_name({}) == {}
-    found: dict[int, dict[str, State]] = {2: {"val": {"place": "2"}}, 0: {"train": {"place": "0"}}}
-    assert by_name(found) == {
-        "val": [None, None, {"place": "2"}],
-        "train": [{"place": "0"}, None, None],
-    }
-
-
 @pytest.mark.parametrize("is_refused", [True, False])
 def test_a_restore_can_be_undone_and_is_where_a_position_is_refused(is_refused: bool) -> None:
     positions, source = Positions(), Source("before")
@@ -178,30 +167,3 @@ def test_a_name_in_use_and_a_second_iterator_that_marks_steps_are_refused() -> N
         positions.register("train", Source())
     with pytest.raises(ConfigError, match="both mark steps"):
         positions.register("other", Marking())
-
-
-def test_a_batch_in_use_and_the_end_reach_every_iterator() -> None:
-    positions, source = Positions(), Source()
-    positions.register("train", source)
-    assert positions.using_batch() is None
-    source.is_using_batch = True
-    assert positions.using_batch() == "train"
-    positions.finish()
-    assert source.place == "finished"
-
-
-def test_our_iterators_continue_together_at_a_different_world_size() -> None:
-    make = rank_of(24)
-    before, first = of_world(2), [make(rank, 2, 3) for rank in range(2)]
-    for one, iterator in zip(before, first, strict=True):
-        one.register("train", iterator)
-    ids = [sorted(i.last_ids.tolist()) for i in first for _ in i.steps(2) if i.last_ids is not None]
-    rest: list[CFIterator] = [make(rank, 3, 2) for rank in range(3)]
-    for one, iterator in zip(restored(3, saved(before)), rest, strict=True):
-        one.register("train", iterator)
-    for iterator in rest:
-        for _ in iterator:
-            assert iterator.last_ids is not None
-            assert iterator.last_weights is not None
-            ids.append(iterator.last_ids[iterator.last_weights > 0].tolist())
-    assert sorted(sample for batch in ids for sample in batch) == list(range(24))

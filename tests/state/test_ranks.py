@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from checkfreq.errors import StateError
+from checkfreq.errors import MismatchError, StateError
 from checkfreq.restore.apply import materialise
 from checkfreq.types import Role
 from tests.state import sharded
@@ -25,6 +25,11 @@ pytestmark = pytest.mark.dist
 #: What each rank returned, by the name of the program.
 Results = dict[str, list[Any]]
 TWO_DIMENSIONS = ("2d", "hsdp", "tp")
+MADE = {
+    "others": sharded.others,
+    "scaled": sharded.scaled,
+    "parted": sharded.parted,
+}
 
 
 def results_of(factory: pytest.TempPathFactory, world: int, **programs: Any) -> Results:
@@ -37,23 +42,21 @@ def merged(results: list[Any]) -> Manifest:
     return Manifest.merged([taken for taken, *_ in results])
 
 
+def back(saved: Results, name: str) -> Any:
+    return partial(sharded.restore_made, manifest=merged(saved[name]), make=MADE[name])
+
+
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """Checkpoints of two ranks, each with the state that is to come back."""
     return results_of(
         tmp_path_factory,
         2,
-        trained=sharded.train_and_capture,
-        ddp=sharded.capture_ddp,
-        others=sharded.capture_others,
-        scaled=sharded.capture_scaled,
-        parted=sharded.capture_parted,
-        inside=sharded.capture_inside_of_sharded,
-        renamed=sharded.capture_renamed,
+        trained=sharded.capture_trained,
+        optimizer=sharded.capture_optimizer,
+        **{name: partial(sharded.capture_made, make=make) for name, make in MADE.items()},
         digests=sharded.digests,
-        tied=sharded.digest_of_tied,
         refused=sharded.refused,
-        foreign=sharded.foreign_shards,
     )
 
 
@@ -73,18 +76,13 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory, two: Results, four: Results) -> Results:
-    """Restored by one rank, and a checkpoint of it."""
+    """Restored by one rank."""
     return results_of(
         tmp_path_factory,
         1,
-        parted=sharded.capture_parted,
         kinds=partial(sharded.restore_kinds, manifest=merged(four["kinds"]), turned=False),
-        scaled=partial(sharded.restore_scaled, manifest=merged(two["scaled"])),
+        scaled=back(two, "scaled"),
     )
-
-
-def of_one(taken: Any) -> Manifest:
-    return Manifest(taken.objects, {}, taken.files)
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +90,13 @@ def plain() -> tuple[Manifest, Any]:
     """A checkpoint of one process that shards nothing."""
     run = Run(Language(), Role())
     run.step()
-    return of_one(part(run.chk, Role())), run.full()
+    taken = part(run.chk, Role())
+    return Manifest(taken.objects, {}, taken.files), run.full()
 
 
 @pytest.fixture(scope="module")
 def back_at_two(
     tmp_path_factory: pytest.TempPathFactory,
-    one: Results,
     two: Results,
     four: Results,
     plain: tuple[Manifest, Any],
@@ -111,15 +109,9 @@ def back_at_two(
     return results_of(
         tmp_path_factory,
         2,
-        fresh=partial(sharded.restore_and_train, manifest=trained, fresh=True),
-        used=partial(sharded.restore_and_train, manifest=trained, fresh=False),
-        plain=partial(sharded.restore_and_train, manifest=plain[0], fresh=True),
+        plain=partial(sharded.restore_after_a_look, manifest=plain[0]),
         look=partial(sharded.restore_after_a_look, manifest=trained),
-        meta=partial(sharded.restore_into_meta, manifest=trained),
-        shape=partial(sharded.restore_into_another_shape, manifest=trained),
-        ddp=partial(sharded.restore_ddp, manifest=merged(two["ddp"])),
         kinds=partial(sharded.restore_kinds, manifest=kinds, turned=True),
-        parted=partial(sharded.restore_parted, manifest=of_one(one["parted"][0][0])),
         **two_dimensions,
     )
 
@@ -129,42 +121,9 @@ def back_at_three(tmp_path_factory: pytest.TempPathFactory, two: Results) -> Res
     return results_of(
         tmp_path_factory,
         3,
-        trained=partial(sharded.restore_and_train, manifest=merged(two["trained"]), fresh=True),
-        ddp=partial(sharded.restore_ddp, manifest=merged(two["ddp"])),
-        others=partial(sharded.restore_others, manifest=merged(two["others"])),
-        scaled=partial(sharded.restore_scaled, manifest=merged(two["scaled"])),
-        parted=partial(sharded.restore_parted, manifest=merged(two["parted"])),
+        optimizer=partial(sharded.restore_optimizer, manifest=merged(two["optimizer"])),
+        **{name: back(two, name) for name in MADE},
     )
-
-
-@pytest.fixture(scope="module")
-def back_at_four(tmp_path_factory: pytest.TempPathFactory, two: Results, four: Results) -> Results:
-    return results_of(
-        tmp_path_factory,
-        4,
-        kinds=partial(sharded.restore_kinds, manifest=merged(four["kinds"]), turned=True),
-        rows=partial(sharded.restore_rows_on_a_square, manifest=merged(two["scaled"])),
-    )
-
-
-@pytest.mark.parametrize("program", ["fresh", "used"])
-def test_two_ranks_continue_bit_for_bit_where_two_ranks_were(
-    two: Results, back_at_two: Results, program: str
-) -> None:
-    _, then, later = two["trained"][0]
-    assert all(found == then for _, found, _ in two["trained"])
-    for rank, (restored_, continued, needed) in enumerate(back_at_two[program]):
-        assert restored_ == then
-        assert continued == later
-        others = {n for n in needed if ".rank-" in n and f".rank-{rank:05d}" not in n}
-        assert not others
-
-
-def test_a_different_world_size_restores_the_same_whole_state(
-    two: Results, back_at_three: Results
-) -> None:
-    for found, *_ in back_at_three["trained"]:
-        assert found == two["trained"][0][1]
 
 
 def test_a_plain_model_restores_what_was_sharded_and_shards_what_was_plain(
@@ -175,17 +134,10 @@ def test_a_plain_model_restores_what_was_sharded_and_shards_what_was_plain(
     assert run.full() == two["trained"][0][1]
     for found, *_ in back_at_two["plain"]:
         assert found == plain[1]
-
-
-def test_whole_tensors_are_assembled_without_training_code(two: Results) -> None:
-    then = two["trained"][0][1]
-    found = materialise(merged(two["trained"]).loaded(), path="p")
-    assert found["model"]["head.weight"] is found["model"]["embed.weight"]
-    assert {n: bits(t) for n, t in found["model"].items()} == then["model"]
-    plain = Run(Language(), Role())
-    plain.optimizer.load_state_dict(found["optimizer"])
-    plain.model.load_state_dict(found["model"])
-    assert plain.full() == then
+    wider = Run(Language(hidden=12), Role())
+    has = r"blocks\.0\.up\.weight: checkpoint has float32\[9, 6\], live is float32\[12, 6\]"
+    with pytest.raises(MismatchError, match=has):
+        restored(wider.chk, merged(two["trained"]), 0)
 
 
 def test_gathered_parameters_are_shards_again_before_they_are_read(
@@ -198,25 +150,14 @@ def test_gathered_parameters_are_shards_again_before_they_are_read(
     assert {name: bits(tensor) for name, tensor in model.items()} == then["model"]
 
 
-def test_a_model_made_on_the_meta_device_is_restored(two: Results, back_at_two: Results) -> None:
-    assert back_at_two["meta"] == [two["trained"][0][1]] * 2
-
-
-@pytest.mark.parametrize("back", ["one", "back_at_two", "back_at_four"])
 def test_dtensors_of_every_kind_come_back_with_a_different_sharding(
-    four: Results, back: str, request: pytest.FixtureRequest
+    one: Results, four: Results, back_at_two: Results
 ) -> None:
     expected = four["kinds"][0][1]
-    for state, held, needed in request.getfixturevalue(back)["kinds"]:
+    for state, held, needed in (*one["kinds"], *back_at_two["kinds"]):
         assert state == held == expected
         assert "state.rank-00000.safetensors" in needed
         assert len([name for name in needed if name.startswith("rng.")]) == 1, "one rank's"
-
-
-def test_dtensors_of_every_kind_come_back_whole(four: Results) -> None:
-    state = materialise(merged(four["kinds"]).loaded(), path="p")["state"]
-    assert bits(state) == four["kinds"][0][1]
-    assert state["tied"] is state["twin"]
 
 
 def test_every_box_is_written_once_whatever_its_replicas(four: Results) -> None:
@@ -244,31 +185,6 @@ def test_two_dimensions_come_back_on_one_and_on_none(
     restored(run.chk, merged(four[kind]), 0)
     assert run.full() == expected
     assert back_at_two[kind] == [expected] * 2
-
-
-def test_buffers_that_are_not_broadcast_and_declared_objects_are_kept_for_each_rank(
-    two: Results, back_at_two: Results
-) -> None:
-    expected = [state for _, state in two["ddp"]]
-    assert expected[0] != expected[1]
-    for rank, (before, after, (mine, alls)) in enumerate(back_at_two["ddp"]):
-        assert before != expected[rank]
-        assert after == expected[rank]
-        assert mine == {"train": {"at": rank}}
-        assert alls == {0: {"train": {"at": 0}}, 1: {"train": {"at": 1}}}
-
-
-def test_a_new_rank_keeps_its_per_rank_state_and_takes_the_first_ranks_buffers(
-    two: Results, back_at_three: Results
-) -> None:
-    expected = [state for _, state in two["ddp"]]
-    assert [after for _, after, _ in back_at_three["ddp"][:2]] == expected
-    before, after, (mine, _) = back_at_three["ddp"][2]
-    assert mine == {"train": {"at": 0}}
-    for name in ("meters", "rng"):
-        assert after[name] == before[name]
-    for name, value in after["model"].items():
-        assert value == expected[0]["model"][name]
 
 
 def test_shards_in_a_different_nodes_directory_are_named(two: Results) -> None:
@@ -300,14 +216,24 @@ def test_structures_are_equal_on_all_ranks_or_differ_by_name(two: Results) -> No
 def test_state_is_not_cast_and_hooks_of_users_are_obeyed(
     two: Results, back_at_three: Results
 ) -> None:
-    assert back_at_three["others"] == [two["others"][0][1]] * 3
+    assert [after for _, after, _ in back_at_three["others"]] == [two["others"][0][1]] * 3
 
 
 def test_what_cannot_be_kept_is_refused_by_name(two: Results) -> None:
-    for partial_, own, alone in two["refused"]:
-        assert re.match(r"d\.sum: a DTensor .*Partial.*redistribute\(\)", partial_)
-        assert re.match(r"per_rank= names m\.embed\.weight, which is a DTensor", own)
-        assert re.match(r"d\.s: a DTensor of shape \[4\].* \[[02]:[24]\].*all ranks", alone)
+    """Sums that are not reduced, own shards, a run that seems alone, shards without a record."""
+    expected = (
+        r"d\.sum: a DTensor .*Partial.*redistribute\(\)",
+        r"per_rank= names m\.embed\.weight, which is a DTensor",
+        r"d\.s: a DTensor of shape \[4\].* \[[02]:[24]\].*all ranks",
+        r"m: .*FullyShardedDataParallel.*use fully_shard",
+        r"m: .*FullyShardedDataParallel.*use fully_shard",
+        r"o: .*FullyShardedDataParallel.*use fully_shard",
+        r"o: a ZeroRedundancyOptimizer.*use fully_shard",
+        r"o: a ZeroRedundancyOptimizer",
+    )
+    for found in two["refused"]:
+        for text, pattern in zip(found, expected, strict=True):
+            assert re.match(pattern, text, re.DOTALL)
 
 
 def test_each_nodes_directory_holds_all_shards_if_each_node_does(four: Results) -> None:
@@ -317,72 +243,32 @@ def test_each_nodes_directory_holds_all_shards_if_each_node_does(four: Results) 
         assert run.full() == four["nodes"][0][1]
 
 
-def test_shards_of_a_different_shape_are_a_mismatch_by_name(back_at_two: Results) -> None:
-    for said in back_at_two["shape"]:
-        expected = "blocks.0.up.weight: checkpoint has float32[9, 6], live is float32[12, 6]"
-        assert expected in said
-
-
-def test_parts_of_a_sharded_model_are_kept_as_shards_even_while_it_is_gathered(
-    two: Results,
+def test_parameters_that_only_an_optimizer_has_come_back_at_a_different_world_size(
+    two: Results, back_at_three: Results
 ) -> None:
-    """And statistics of a batch norm under ``fully_shard`` are each rank's own."""
-    body, head = (Manifest.merged([result[i] for result in two["inside"]]) for i in (0, 2))
-    for rank, (_, expected, _) in enumerate(two["inside"]):
-        found = {
-            f"{name}.{key}": tensor
-            for name, manifest in (("body", body), ("head", head))
-            for key, tensor in materialise(manifest.loaded(), path="p", rank=rank)[name].items()
-        }
-        for name in ("body.0.weight", "body.1.running_mean", "head.weight", "head.bias"):
-            assert bits(found[name]) == expected[name]
-        assert {*body.ranks[rank]["body"]["shards"]} >= {"0.weight", "1.weight"}
-        assert "weight" in head.ranks[rank]["head"]["shards"]
-
-
-def test_shards_without_a_record_are_refused_a_divided_optimizer_also_of_a_single_rank(
-    two: Results,
-) -> None:
-    for *flat, zero, alone in two["foreign"]:
-        assert [text[:3] for text in flat] == ["m: ", "m: ", "m: ", "o: "]
-        for text in flat:
-            assert "FullyShardedDataParallel" in text
-        for text in (zero, alone):
-            assert "o: a ZeroRedundancyOptimizer" in text
-        for text in (*flat, zero):
-            assert "use fully_shard" in text
-
-
-def test_per_rank_buffers_are_found_whatever_hooks_call_them(two: Results) -> None:
-    sharded_, data = two["renamed"][0]
-    own = ["num_batches_tracked", "running_mean", "running_var"]
-    assert sharded_ == [f"0.1.{name}" for name in own]
-    assert data == [f"renamed.1.{name}" for name in own]
+    """Those of a tracked module are left to it."""
+    for _, beside_its_model, _ in two["optimizer"]:
+        assert "parameters" not in beside_its_model.objects.get("optimizer", {})
+    for whole in (expected := two["optimizer"][0][2], *back_at_three["optimizer"]):
+        del whole["model"]["seen"]  # a buffer
+    assert back_at_three["optimizer"] == [expected] * 3
 
 
 def test_state_that_was_a_dtensor_is_one_again_but_a_step_never_is(
     two: Results, one: Results, back_at_three: Results
 ) -> None:
     expected = two["scaled"][0][1]
-    assert one["scaled"] + back_at_three["scaled"] == [expected] * 4
+    for before, after, _ in (*one["scaled"], *back_at_three["scaled"]):
+        assert before != after == expected
 
 
-def test_state_split_on_a_different_kind_of_mesh_is_a_mismatch(back_at_four: Results) -> None:
-    for said in back_at_four["rows"]:
-        assert re.search(r"rows\.state\.0\.row: checkpoint has it on a mesh of 1 dim.*step", said)
-
-
-def test_tied_shards_without_elements_are_tied_on_all_ranks(two: Results) -> None:
-    (one, keys), (other, nothing) = two["tied"]
-    assert one == other
-    assert (keys, nothing) == (["a.weight"], [])
-
-
-@pytest.mark.parametrize(("saved", "back"), [("one", "back_at_two"), ("two", "back_at_three")])
 def test_sharded_plain_and_per_rank_tensors_come_back_at_a_different_world_size(
-    saved: str, back: str, request: pytest.FixtureRequest
+    two: Results, back_at_three: Results
 ) -> None:
-    before = request.getfixturevalue(saved)["parted"]
-    for rank, (found, own) in enumerate(request.getfixturevalue(back)["parted"]):
-        assert found == before[0][1]
-        assert own == [10.0 + rank if rank < len(before) else 20.0 + rank] * len(own)
+    """A new rank keeps what was declared, and takes the first rank's statistics and position."""
+    for rank, (_, (common, own, statistics), positions) in enumerate(back_at_three["parted"]):
+        is_new = rank == 2
+        assert common == two["parted"][0][1][0]
+        assert own == [20.0 + rank if is_new else 10.0 + rank] * len(own)
+        assert statistics == (10.0 if is_new else 10.0 + rank)
+        assert positions == {"train": {"at": 0 if is_new else rank}}

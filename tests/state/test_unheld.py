@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from checkfreq.errors import MismatchError
-from checkfreq.restore.apply import materialise
-from checkfreq.restore.needed_files import needed_files
 from checkfreq.state.checkpoint import CFCheckpoint
-from checkfreq.state.unheld import find_variables
 from checkfreq.types import Role
-from tests.state.ranks import Manifest, Part, part, restored, run_ranks
-from tests.state.sharded import Language, Run, fsdp
-from tests.state.support import Shot, bits, plan, restore, take
+from tests.state.ranks import Manifest, part, restored
+from tests.state.support import Shot, bits, restore, take
 
 
 class Trained:
@@ -62,38 +55,6 @@ def test_it_is_saved_with_its_optimizer_and_restored_in_place(has_hook: bool) ->
     assert bits(fresh.scale) == bits(trained.scale)
 
 
-def test_readers_find_it_beside_the_state() -> None:
-    trained = Trained().step()
-    state = materialise(take(trained.chk).found, path="p")["opt"]
-    assert bits(state["parameters"]) == {2: bits(trained.scale)}
-    Trained().opt.load_state_dict(state)
-
-
-def test_another_dtype_is_a_mismatch_that_names_it() -> None:
-    with pytest.raises(MismatchError, match=r"opt\.parameter\.2: checkpoint has float32\[2\]"):
-        plan(Trained(dtype=torch.float64).chk, take(Trained().step().chk))
-
-
-def test_each_is_named_once_and_again_when_there_are_more(caplog: pytest.LogCaptureFixture) -> None:
-    trained = Trained().step()
-    chk = trained.chk
-    take(chk), take(chk)
-    assert len(caplog.records) == 1
-    later = [torch.zeros(1, requires_grad=True)]
-    trained.opt.add_param_group({"params": later})
-    take(chk), take(chk)
-    assert len(caplog.records) == 2
-    assert "CFCheckpoint(..., scale={" in caplog.text
-    assert "later=later" in caplog.text
-
-
-def test_both_of_two_optimizers_save_what_both_step() -> None:
-    shared = torch.ones(2, requires_grad=True)
-    one, two = (torch.optim.SGD([shared], lr=0.1) for _ in range(2))
-    shot = take(CFCheckpoint(one=one, two=two))
-    assert unheld(shot, "one") == unheld(shot, "two") == [0]
-
-
 class Holder:
     """An object with a state of its own, which has the tensors themselves or copies."""
 
@@ -116,14 +77,12 @@ def _hooked(module: nn.Module) -> nn.Module:
     "hold",
     [
         lambda p: {"a": {"b": [p]}},
-        lambda p: [p],
         lambda p: Holder(p, copies=False),
         lambda p: nn.ParameterList([p]),
         lambda p: _hooked(nn.ParameterList([p])),
         lambda p: nn.parallel.DataParallel(nn.ParameterList([p])),
-        lambda p: torch.compile(nn.ParameterList([p]), backend="eager"),
     ],
-    ids=["dict", "list", "object", "module", "hooked", "wrapped", "compiled"],
+    ids=["dict", "object", "module", "hooked", "wrapped"],
 )
 @pytest.mark.parametrize("optimizer_first", [False, True])
 def test_what_another_object_holds_is_left_to_it(
@@ -133,9 +92,7 @@ def test_what_another_object_holds_is_left_to_it(
     tracked = {"held": hold(parameter), "opt": torch.optim.SGD([parameter], lr=0.1)}
     if optimizer_first:
         tracked = dict(reversed(tracked.items()))
-    shot = take(CFCheckpoint(**tracked))
-    assert list(shot.found.manifest.objects)[:2] == list(tracked)
-    assert unheld(shot) == []
+    assert unheld(take(CFCheckpoint(**tracked))) == []
     assert not caplog.records
 
 
@@ -173,75 +130,22 @@ def test_ranks_write_it_once_and_all_restore_it(split: bool) -> None:
         assert bits(fresh.scale) == bits(trained.scale)
 
 
-def _train_shards(role: Role) -> tuple[Part, Part, Any]:
-    torch.manual_seed(1)
-    run = Run(fsdp(Language()), role)
-    run.step()
-    alone = part(CFCheckpoint(optimizer=run.optimizer), role)
-    return alone, part(run.chk, role), run.full()
-
-
-def _restore_shards(role: Role, manifest: Manifest) -> Any:
-    torch.manual_seed(2)
-    run = Run(fsdp(Language()), role)
-    chk = CFCheckpoint(optimizer=run.optimizer)
-    restored(chk, manifest, role.rank, needed_files(chk, manifest, role), world=role.world)
-    return run.full()
-
-
-def test_shards_come_back_at_another_number_of_ranks_and_those_of_a_module_are_left_to_it(
-    tmp_path: Path,
+def test_each_is_named_once_with_the_variable_that_holds_it_and_lazy_objects_are_not_asked(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Also empty ones."""
-    results = run_ranks(tmp_path, 3, _train_shards)
-    for _, beside_its_model, _ in results:
-        assert "parameters" not in beside_its_model.objects.get("optimizer", {})
-    manifest = Manifest.merged([alone for alone, *_ in results])
-    assert len(manifest.objects["optimizer"]["parameters"]) == len(Language().state_dict()) - 2
-    expected = results[0][2]
-    del expected["model"]["seen"]
-    for whole in run_ranks(tmp_path, 2, _restore_shards, manifest):
-        del whole["model"]["seen"]
-        assert whole == expected
+    class Proxy:
+        def __getattribute__(self, name: str) -> Any:
+            raise RuntimeError("not now")
 
-
-class TestVariables:
-    """The variables of the running code that hold a tensor."""
-
-    def test_an_attribute_and_the_objects_between(self) -> None:
-        self.net = {"inner": Trained()}
-        scale = self.net["inner"].scale
-        wanted = id(scale)
-        del scale
-        found = find_variables([self.net["inner"].scale])[wanted]
-        assert found.path == "self.net['inner'].scale"
-        assert found.line == "scale={\"scale\": self.net['inner'].scale}"
-
-    def test_a_container_of_nothing_else_rather_than_a_variable(self) -> None:
-        masters = [torch.ones(1), torch.ones(2)]
-        last = masters[-1]
-        found = find_variables(masters)
-        assert [found[id(one)].path for one in masters] == ["masters[0]", "masters[1]"]
-        assert {one.line for one in found.values()} == {"masters=masters"}
-        assert find_variables([last])[id(last)].line == 'last={"last": last}'
-
-    def test_a_module_is_tracked_as_a_whole(self) -> None:
-        critic = nn.Linear(1, 1)
-        found = find_variables(critic.parameters())
-        assert found[id(critic.weight)].path == "critic.weight"
-        assert {one.line for one in found.values()} == {"critic=critic"}
-
-    def test_lazy_objects_are_not_asked_anything(self, caplog: pytest.LogCaptureFixture) -> None:
-        class LazyDict(dict[str, Any]):
-            def items(self) -> Any:
-                raise RuntimeError("not now")
-
-        class Proxy:
-            def __getattribute__(self, name: str) -> Any:
-                raise RuntimeError("not now")
-
-        lazy, trained = [LazyDict(), Proxy()], Trained().step()
-        with caplog.at_level(logging.WARNING):
-            take(trained.chk)
-        assert "trained.scale (parameter 2, float32[2])" in caplog.text
-        assert len(lazy) == 2
+    lazy, trained = Proxy(), Trained().step()
+    chk = trained.chk
+    take(chk), take(chk)
+    (said,) = caplog.messages
+    assert "trained.scale (parameter 2, float32[2])" in said
+    assert 'CFCheckpoint(..., scale={"scale": trained.scale})' in said
+    later = [torch.zeros(1, requires_grad=True) for _ in range(2)]
+    trained.opt.add_param_group({"params": later})
+    take(chk), take(chk)
+    assert len(caplog.messages) == 2
+    assert "later=later" in caplog.text
+    assert type(lazy) is Proxy
