@@ -143,14 +143,6 @@ def test_zero_means_epoch_boundaries_and_explicit_saves_only(chk_dir: Path) -> N
         assert manager.all_steps() == [3, 5, 6, 9]
 
 
-def test_a_plain_path_string_is_a_directory_and_its_parents_are_made(tmp_path: Path) -> None:
-    with managed(tmp_path / "a" / "b", CHK):
-        assert (tmp_path / "a" / "b").is_dir()
-    manager = CFManager(str(tmp_path / "c"), CHK, mode=CFMode.MANUAL, chk_freq=0)
-    manager.close()
-    assert (tmp_path / "c").is_dir()
-
-
 def test_a_directory_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in ("file", "file/chk"):

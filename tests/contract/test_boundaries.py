@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import checkfreq
-from checkfreq import KeepLast
 from checkfreq.errors import StateError
 from iterators import CFIterator
 from tests.contract.conftest import Hold
@@ -130,22 +129,6 @@ def test_save_with_wait_is_refused_while_a_batch_is_in_use_not_once_the_loop_was
             break
         manager.save(wait=True)
         assert manager.all_steps() == [2]
-
-
-def test_a_checkpoint_between_batches_is_continued_with_the_very_next_batch(chk_dir: Path) -> None:
-    reference = Training()
-    with managed(chk_dir, reference.chk, chk_freq=1, retention=KeepLast(99)) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-        train(reference, manager, iterator, 2, each=manager.wait, tail=manager.wait)
-        expected = reference.bits()
-    for step in (5, 3, 2):  # an older step is only there while none before it was
-        training = Training(seed=step)
-        with managed(chk_dir, training.chk, retention=KeepLast(99)) as manager:
-            iterator = CFIterator(loader(), cf_manager=manager)
-            assert manager.restore(step)
-            train(training, manager, iterator, 2)
-            assert manager.global_step == 6
-            assert training.bits() == expected, f"continued from step {step}"
 
 
 def test_state_that_the_forward_pass_changes_belongs_to_the_next_boundary(

@@ -16,10 +16,8 @@ from checkfreq import CFManager
 from checkfreq.errors import PersistError, SnapshotError, WorkerDiedError
 from checkfreq.events import FailureNotice
 from checkfreq.persist.protocol import readable
-from checkfreq.store.store import CheckpointStore
-from tests.contract.conftest import Gate, Hold, SetFault
+from tests.contract.conftest import Hold, SetFault
 from tests.contract.runs import Training, config, managed, written
-from tests.fork_server import FORK_SERVER
 
 EVERY_COMMIT_FAILS = "commit.sync_payload:raise-EIO:*"
 
@@ -87,21 +85,6 @@ def test_by_default_failures_in_a_row_pause_the_tries_and_never_end_the_training
     ]
 
 
-@pytest.mark.parametrize("at_boundary", [True, False])
-def test_by_default_close_raises_if_the_last_state_is_not_durable(
-    chk_dir: Path, worker_fault: SetFault, at_boundary: bool
-) -> None:
-    worker_fault(EVERY_COMMIT_FAILS)
-    training = Training()
-    manager = managed(chk_dir, training.chk, chk_freq=1)
-    training.steps(manager, 1)
-    if not at_boundary:
-        training.update(manager)
-    with pytest.raises(PersistError, match="Persist worker's traceback"):
-        manager.close()
-    assert manager.all_steps() == []
-
-
 def test_workers_that_cannot_use_the_directory_are_not_started_at_every_boundary(
     chk_dir: Path,
 ) -> None:
@@ -166,36 +149,6 @@ def test_a_success_starts_the_count_anew(chk_dir: Path, worker_fault: SetFault) 
         assert manager.all_steps() == [2, 3, 5]
 
 
-def test_a_worker_that_died_is_replaced_and_its_snapshot_still_becomes_a_checkpoint(
-    chk_dir: Path, worker_fault: SetFault, caplog: pytest.LogCaptureFixture
-) -> None:
-    worker_fault("commit.rename:kill-self:2")
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
-        for _ in range(2):
-            training.steps(manager, 1)
-            manager.wait()
-        assert manager.all_steps() == [1, 2]
-        assert manager.stats()["num_workers_replaced"] == 1
-        assert manager.stats()["num_failed"] == 0
-    assert "was killed by SIGKILL while it held step 2; starting another" in caplog.text
-
-
-def test_a_worker_killed_while_idle_is_noticed_at_the_next_boundary(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
-        training.steps(manager, 1)
-        manager.wait()
-        process = manager._persistence._client._process
-        assert process is not None
-        os.kill(process.pid, signal.SIGKILL)
-        assert process.wait(60.0)
-        training.steps(manager, 1)
-        assert manager.stats()["num_workers_replaced"] == 1
-        manager.wait()
-        assert manager.all_steps() == [1, 2]
-
-
 def test_a_snapshot_that_kills_every_worker_is_given_up_and_counted(
     chk_dir: Path, worker_fault: SetFault
 ) -> None:
@@ -209,31 +162,6 @@ def test_a_snapshot_that_kills_every_worker_is_given_up_and_counted(
     assert manager.stats()["num_failed"] == 1
     with pytest.raises(WorkerDiedError):
         manager.close()
-
-
-def _snapshot_and_die(chk_dir: Path, gate: Gate, fault: str) -> None:
-    os.environ["CHECKFREQ_FAULT"] = fault
-    training = Training()
-    manager = managed(chk_dir, training.chk)
-    training.steps(manager, 1)
-    manager.save()
-    gate.wait_reached()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_persist_outlives_its_trainer(chk_dir: Path, hold_worker: Hold) -> None:
-    """The trainer is killed while its worker has hardly begun; the worker commits alone."""
-    gate = hold_worker("commit.mkdir")
-    fault = os.environ["CHECKFREQ_FAULT"]  # the server has the environment it began with
-    process = FORK_SERVER.Process(target=_snapshot_and_die, args=(chk_dir, gate, fault))
-    process.start()
-    process.join(240)
-    assert process.exitcode == -signal.SIGKILL
-    assert CheckpointStore(chk_dir).steps() == []
-    gate.open()
-    with managed(chk_dir, Training(seed=1).chk) as manager:
-        assert manager.restore()  # waits for the lock, so for the worker
-        assert manager.global_step == 1
 
 
 def test_a_reply_that_waited_for_the_trainer_does_not_count_as_late(chk_dir: Path) -> None:

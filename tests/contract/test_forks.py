@@ -125,11 +125,11 @@ def test_whatever_a_forked_child_does_the_parents_run_goes_on(
     assert manager.stats()["num_committed"] >= 2
 
 
-def test_a_child_forked_in_the_middle_of_a_copy_updates_without_waiting_for_it(
-    chk_dir: Path, hold_trainer: Hold
+def test_a_child_forked_in_the_middle_of_a_copy_does_not_wait_for_it_and_says_once_whose_it_is(
+    chk_dir: Path, hold_trainer: Hold, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = hold_trainer("snapshot.copy_settled")
-    training = Forkable()
+    training, parent = Forkable(), os.getpid()
     with managed(chk_dir, training.chk, chk_freq=1) as manager:
         training.steps(manager, 1)
         gate.wait_reached()
@@ -137,6 +137,11 @@ def test_a_child_forked_in_the_middle_of_a_copy_updates_without_waiting_for_it(
         if pid == 0:
             try:
                 training.update(manager)  # in the child nobody copies, and nobody will
+                training.steps(manager, 3)
+                manager.close()
+                (said,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+                assert f"is a fork of the training process {parent}: " in said
+                assert said.endswith("checkpoints are taken by the parent")
                 os._exit(WELL)
             finally:
                 os._exit(1)
@@ -144,29 +149,6 @@ def test_a_child_forked_in_the_middle_of_a_copy_updates_without_waiting_for_it(
         gate.open()
         manager.wait()
         assert manager.all_steps() == [1]
-
-
-def test_a_child_says_once_that_checkpoints_are_the_parents(
-    chk_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    training = Forkable()
-    parent = os.getpid()
-    with managed(chk_dir, training.chk) as manager:
-        training.steps(manager, 1)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                training.steps(manager, 3)
-                manager.close()
-                said = [r.message for r in caplog.records if r.levelno == logging.WARNING]
-                expected = f"process {os.getpid()} is a fork of the training process {parent}: "
-                assert len(said) == 1
-                assert said[0].startswith(expected)
-                assert said[0].endswith("does nothing here; checkpoints are taken by the parent")
-                os._exit(WELL)
-            finally:
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == WELL
     assert not caplog.records
 
 

@@ -112,20 +112,6 @@ def test_one_iterator_alone_marks_steps_and_has_its_name(chk_dir: Path) -> None:
         CFIterator(loader(), cf_manager=manager, name="other", marks_steps=False)
 
 
-def test_iterating_for_validation_passes_no_boundary(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        validation = CFIterator(loader(), cf_manager=manager, name="val", marks_steps=False)
-        train(
-            training,
-            manager,
-            CFIterator(loader(), cf_manager=manager),
-            2,
-            tail=lambda: [None for _ in validation].clear(),
-        )
-        assert manager.global_step == 6
-
-
 def test_exact_refuses_a_loader_that_cannot_resume_and_false_takes_it(chk_dir: Path) -> None:
     rows = [torch.ones(4, 3) * number for number in range(3)]
     with pytest.raises(NotResumableError):

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 import checkfreq
-from checkfreq import CFCheckpoint
 from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, NoCheckpointError
 from iterators.testing import digest
 from tests.contract.conftest import Hold
@@ -51,17 +50,6 @@ def test_its_tensors_are_on_the_cpu_and_own_their_memory(chk_dir: Path) -> None:
         assert tensor.device.type == "cpu"
         tensor.zero_()
     assert digest(other) == before
-
-
-def test_tied_weights_are_resolved(chk_dir: Path) -> None:
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
-    model[1].weight = model[0].weight
-    with managed(chk_dir, CFCheckpoint(model=model)) as manager:
-        manager.save(wait=True)
-    saved = checkfreq.load(chk_dir)["model"]
-    assert [*saved] == ["0.weight", "1.weight"]
-    assert saved["0.weight"] is saved["1.weight"]
-    assert torch.equal(saved["0.weight"], model[0].weight)
 
 
 def test_it_needs_no_lock_while_a_run_holds_the_directory(chk_dir: Path, hold_worker: Hold) -> None:

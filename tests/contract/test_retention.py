@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +60,6 @@ def test_the_end_of_each_epoch_is_kept_and_taken_however_long_the_interval_is(
         manager.restore()
         train(again, manager, iterator, 3)
     assert steps_of(chk_dir) == [3, 6, 9]
-
-
-def test_what_is_kept_is_said_in_bytes_with_the_first_commit(
-    chk_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, logger="checkfreq"):
-        rated(chk_dir, [0.5, 0.5], retention=KeepLast(4))
-    (said,) = [r.getMessage() for r in caplog.records if "retention:" in r.getMessage()]
-    assert "it keeps up to 4 checkpoints (" in said
 
 
 # ---- the best

@@ -12,7 +12,7 @@ import torch
 
 import checkfreq
 from checkfreq import CFCheckpoint, KeepBest, KeepLast
-from checkfreq.errors import ConfigError, StateError
+from checkfreq.errors import ConfigError, MismatchError, StateError
 from checkfreq.store.store import CheckpointStore
 from tests.contract.conftest import Hold
 from tests.contract.runs import Training, config, managed, restored, written
@@ -38,16 +38,6 @@ def test_wait_away_from_a_boundary_is_a_state_error(chk_dir: Path) -> None:
         manager.step()
         manager.wait()
         assert manager.all_steps() == []  # a refused request leaves nothing behind
-
-
-def test_without_wait_it_returns_before_it_is_durable(chk_dir: Path, hold_worker: Hold) -> None:
-    gate = hold_worker("commit.mkdir")
-    with managed(chk_dir, Training().chk) as manager:
-        manager.save()
-        assert manager.all_steps() == []
-        gate.open()
-        manager.wait()
-        assert manager.all_steps() == [0]
 
 
 def test_a_step_is_written_once_and_later_requests_add_marks_and_pin_it_for_good(
@@ -156,20 +146,21 @@ def test_a_deferred_epoch_boundary_is_made_up_for_at_the_next_one(
         assert manager.all_steps() == [0, 3]
 
 
-def test_the_first_save_with_checkpoints_there_and_no_restore_is_a_config_error(
+def test_the_first_save_with_checkpoints_there_and_no_restore_or_one_that_failed_is_refused(
     chk_dir: Path,
 ) -> None:
     written(chk_dir, 1)
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    other = CFCheckpoint(model=torch.nn.Linear(1, 1))
+    with managed(chk_dir, other) as manager:
         for call in (manager.save, manager.step):
+            with pytest.raises(MismatchError):
+                manager.restore()
             with pytest.raises(ConfigError, match=r"step 1\) and restore\(\) was not called"):
                 call()
     assert CheckpointStore(chk_dir).steps() == [1]
 
 
 def events(chk_dir: Path) -> list[dict[str, Any]]:
-
     return [json.loads(line) for line in (chk_dir / "events.jsonl").read_text().splitlines()]
 
 

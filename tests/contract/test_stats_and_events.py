@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -100,24 +99,6 @@ def test_the_reason_of_a_checkpoint_is_recorded(chk_dir: Path) -> None:
     committed = [event for event in events(chk_dir) if event["kind"] == "committed"]
     reasons = {event["step"]: event["reason"] for event in committed}
     assert reasons == {2: "periodic", 3: "requested", 4: "periodic", 6: "epoch", 7: "final"}
-
-
-def test_there_is_one_info_line_per_checkpoint(
-    chk_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    training = Training()
-    with (
-        caplog.at_level(logging.INFO, logger="checkfreq"),
-        managed(chk_dir, training.chk, chk_freq=1) as manager,
-    ):
-        for _ in range(3):
-            training.steps(manager, 1)
-            manager.wait()
-    lines = [record for record in caplog.records if record.levelno == logging.INFO]
-    said = [line.message.split(":")[0] for line in lines]
-    said.remove("retention")  # once a run, with the first
-    assert said == [f"checkpoint of step {step} (periodic)" for step in (1, 2, 3)]
-    assert "held training" in lines[0].message
 
 
 def test_an_unwritable_event_log_stops_nothing_and_is_said_once(

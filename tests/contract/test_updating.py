@@ -38,20 +38,6 @@ def test_it_counts_as_an_attempted_update_whatever_is_raised_inside(chk_dir: Pat
             manager.save(wait=True)
 
 
-def test_verify_settled_sees_a_write_that_came_before_the_copy(
-    chk_dir: Path, hold_trainer: Hold
-) -> None:
-    training = Training()
-    gate = hold_trainer("snapshot.copy_settled")
-    with pytest.raises(SnapshotError, match=WEIGHT), managed(chk_dir, training.chk) as manager:
-        manager.save()
-        with torch.no_grad():
-            training.model.layers[0].weight.add_(1)
-        gate.open()
-        with pytest.raises(StateError, match=r"model\.layers\.0\.weight"):
-            training.update(manager)
-
-
 def test_a_settled_write_outside_it_is_a_state_error_with_verify_settled(
     chk_dir: Path, hold_trainer: Hold
 ) -> None:
