@@ -123,6 +123,7 @@ def test_a_time_limit_that_is_extended_lets_training_go_on_and_a_new_worker_goes
 # ---- spot machines
 
 
+@pytest.mark.more
 def test_a_notice_that_is_taken_back_lets_training_go_on(chk_dir: Path, server: Server) -> None:
     root = "GET /computeMetadata/v1/instance/"
     server.headers["Metadata-Flavor"] = "Google"

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from checkfreq import CFCheckpoint, CFManager, CFMode
-from tests.restore.test_round_trip import SCHEDULERS
 
 _STEPS = 3
 
@@ -178,92 +177,7 @@ def _stepper(
 # ---- torch's schedulers
 
 
-def torch_schedulers(folder: str, kill: int) -> list[str]:
-    """Every scheduler in torch's database of optimizers, and one of each class."""
-    return other_after_a_restore([*_torch_schedulers()], folder)
-
-
-def _torch_schedulers() -> Iterator[Case]:
-    from torch.testing._internal.common_optimizers import optim_db
-
-    for info in optim_db:
-        for number, makers in enumerate(info.scheduler_inputs):
-            case = _scheduler_maker(info, makers)
-            yield Case(f"{info.optim_cls.__name__} schedulers {number}", case)
-    sgd = next(info for info in optim_db if info.optim_cls is torch.optim.SGD)
-    for name, maker in SCHEDULERS.items():
-        yield Case(name, _scheduler_maker(sgd, [maker]))
-
-
-def _scheduler_maker(info: Any, makers: Sequence[Callable[[Optimizer], Any]]) -> Any:
-    def make(seed: int) -> Live:
-        live = _optimizer_maker(info, torch.float32, {"lr": 0.01})(seed)
-        schedulers = [maker(live.tracked["optimizer"]) for maker in makers]
-        train = live.step
-
-        def step(number: int) -> None:
-            train(number)
-            for scheduler in schedulers:
-                is_plateau = isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-                scheduler.step(*[1.0 + number % 2] if is_plateau else [])
-
-        named = {f"scheduler{i}": one for i, one in enumerate(schedulers)}
-        return Live({**live.tracked, **named}, step, live.parameters)
-
-    return make
-
-
 # ---- torch's modules
-
-
-def torch_modules(folder: str, kill: int) -> list[str]:
-    """Every module in torch's database, in training."""
-    return other_after_a_restore([*_torch_modules()], folder)
-
-
-def _torch_modules() -> Iterator[Case]:
-    from torch.testing._internal.common_modules import module_db
-
-    options = {"device": "cpu", "dtype": torch.float32, "requires_grad": False, "training": True}
-    for info in module_db:
-        for number, one in enumerate(info.module_inputs_func(info, **options)):
-            name = f"{info.module_cls.__name__} {number} {one.desc}"
-            yield Case(name, _module_maker(info, one))
-
-
-def _module_maker(info: Any, one: Any) -> Any:
-    def make(seed: int) -> Live:
-        torch.manual_seed(seed)
-        built = one.constructor_input
-        module = info.module_cls(*built.args, **built.kwargs).to(torch.float32).train()
-        given = one.forward_input
-        outputs: list[Any] = []
-
-        def step(number: int) -> None:
-            module.zero_grad()
-            output = module(*given.args, **given.kwargs)
-            outputs[:] = [output]
-            loss = sum(t.double().square().sum() for t in _floats(output) if t.requires_grad)
-            if isinstance(loss, Tensor):
-                loss.backward()
-            with torch.no_grad():
-                for parameter in module.parameters():
-                    if parameter.grad is not None:
-                        parameter.sub_(parameter.grad, alpha=1e-3)
-
-        if info.is_lazy:
-            step(0)  # it has no parameters before
-        return Live({"module": module}, step, outputs=outputs)
-
-    return make
-
-
-def _floats(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _floats(item)
 
 
 # ---- pytorch_optimizer
