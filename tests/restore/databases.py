@@ -1,4 +1,4 @@
-"""Many optimizers, modules and schedulers at once: trained, checkpointed, restored, trained on.
+"""Many optimizers at once: trained, checkpointed, restored, trained on.
 
 Each case is made twice, with different seeds. The first is trained, checkpointed with all the
 others of its list, and trained on; the second is restored from the disk and trained as far. Run it
@@ -7,7 +7,6 @@ in a process of its own: torch's databases change global settings at their impor
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,18 +17,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from checkfreq import CFCheckpoint, CFManager, CFMode
-
-_STEPS = 3
+from iterators.testing import digest
 
 
 @dataclass
 class Live:
-    """What is checkpointed of one case, what trains it once (``step(number)``), what came of it."""
+    """An optimizer, its parameters, and what trains them once."""
 
-    tracked: dict[str, Any]
-    step: Callable[[int], Any]
-    parameters: Sequence[Tensor] = ()
-    outputs: Sequence[Any] = ()
+    optimizer: Optimizer
+    parameters: Sequence[Tensor]
+    step: Callable[[], Any]
 
 
 class Case(NamedTuple):
@@ -42,63 +39,44 @@ class Case(NamedTuple):
 def other_after_a_restore(cases: Sequence[Case], folder: str) -> list[str]:
     """The names of the cases that do not go on with the same bits."""
     first = [case.make(1) for case in cases]
-    _train(first, range(_STEPS))
+    _train(first)
     with _manager(first, folder) as manager:
         manager.step()
         manager.save(wait=True)
-    _train(first, range(_STEPS, 2 * _STEPS))
+    _train(first)
     second = [case.make(2) for case in cases]
     with _manager(second, folder) as manager:
         assert manager.restore()
-    _train(second, range(_STEPS, 2 * _STEPS))
+    _train(second)
     pairs = zip(cases, first, second, strict=True)
-    return [case.name for case, one, other in pairs if digest(one) != digest(other)]
+    return [case.name for case, one, other in pairs if _bits_of(one) != _bits_of(other)]
 
 
 def _manager(lives: Sequence[Live], folder: str) -> CFManager:
-    every = {f"{k}_{i}": v for i, live in enumerate(lives) for k, v in live.tracked.items()}
-    tracked = {name: one for name, one in every.items() if not isinstance(one, nn.Module)}
-    # One file for all of them, and not one each.
-    modules = nn.ModuleDict({n: one for n, one in every.items() if isinstance(one, nn.Module)})
+    optimizers = {f"optimizer_{number}": live.optimizer for number, live in enumerate(lives)}
     parameters = [[*live.parameters] for live in lives]
-    chk = CFCheckpoint(parameters=parameters, modules=modules, rng=False, **tracked)
+    chk = CFCheckpoint(parameters=parameters, rng=False, **optimizers)
     return CFManager(folder, chk, mode=CFMode.MANUAL, chk_freq=0)
 
 
-def _train(lives: Sequence[Live], steps: range) -> None:
-    for live, number in itertools.product(lives, steps):
+def _train(lives: Sequence[Live]) -> None:
+    for live, number in itertools.product(lives, range(3)):
         torch.manual_seed(number)
-        live.step(number)
+        live.step()
 
 
-def digest(live: Live) -> str:
-    """Of all bits, dtypes, shapes and strides of its parameters, states and outputs."""
-    found = hashlib.sha256()
-    _add(found, [[*live.parameters], live.outputs])
-    for name, value in live.tracked.items():
-        found.update(name.encode())
-        _add(found, value.state_dict())
-    return found.hexdigest()
+def _bits_of(live: Live) -> str:
+    return digest([[*live.parameters], _plain(live.optimizer.state_dict())])
 
 
-def _add(found: Any, value: Any) -> None:
-    if isinstance(value, Tensor):
-        tensor = value.detach()
-        found.update(f"{tensor.dtype}{tuple(tensor.shape)}{tensor.stride()}".encode())
-        found.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    elif isinstance(value, dict):
-        for key, item in sorted(value.items(), key=lambda pair: repr(pair[0])):
-            found.update(repr(key).encode())
-            _add(found, item)
-    elif isinstance(value, list | tuple):
-        found.update(f"{type(value).__name__}{len(value)}".encode())
-        for item in value:
-            _add(found, item)
-    elif hasattr(value, "__dict__") and not isinstance(value, type) and not callable(value):
-        found.update(type(value).__qualname__.encode())
-        _add(found, vars(value))
-    else:
-        found.update(f"{type(value).__name__} {value!r}".encode())
+def _plain(value: Any) -> Any:
+    """With the attributes of each object in its place: a digest knows no classes."""
+    if isinstance(value, dict):
+        return [(key, _plain(value[key])) for key in sorted(value, key=repr)]
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    has_attributes = hasattr(value, "__dict__") and not isinstance(value, type | Tensor)
+    return _plain(vars(value)) if has_attributes and not callable(value) else value
 
 
 # ---- torch's optimizers
@@ -136,7 +114,7 @@ def _optimizer_maker(info: Any, dtype: torch.dtype, options: dict[str, Any]) -> 
         parameters = _parameters(seed, dtype, shapes, by_columns=by_columns)
         optimizer = info.optim_cls(parameters, **_own(options))
         step = _stepper(optimizer, parameters, sparse)
-        return Live({"optimizer": optimizer}, step, parameters)
+        return Live(optimizer, parameters, step)
 
     return make
 
@@ -158,8 +136,8 @@ def _parameters(
 
 def _stepper(
     optimizer: Optimizer, parameters: Sequence[Tensor], sparse: bool = False
-) -> Callable[[int], Any]:
-    def step(number: int) -> None:
+) -> Callable[[], Any]:
+    def step() -> None:
         def closure() -> Tensor:
             for parameter in parameters:
                 # Of the parameter too, so that a different one has other moments.
@@ -220,6 +198,6 @@ def _zoo_maker(name: str, kind: Any) -> Any:
             optimizer = kind(given, lr=1e-2, **_OPTIONS.get(name, {}))
         if hasattr(optimizer, "train"):
             optimizer.train()
-        return Live({"optimizer": optimizer}, _stepper(optimizer, parameters), parameters)
+        return Live(optimizer, parameters, _stepper(optimizer, parameters))
 
     return make

@@ -176,7 +176,18 @@ def test_only_files_that_all_members_read_are_shared(root: Path) -> None:
     assert sum(num_reads(members).values()) == alone(root)
 
 
-@pytest.mark.parametrize("fatal", [0, 1, 9, 40, 90])
+def test_what_has_one_digest_and_takes_many_reads_is_read_by_every_member(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    store.open()
+    commit_tensors(store, 1, FILES)
+    with sharing(2) as shared:
+        members = [Member(tmp_path, one) for one in shared]
+        assert read_together(members) == [None, None]
+    assert all(one.has_all for one in members)
+    assert alone(tmp_path) < sum(num_reads(members).values()) < 2 * alone(tmp_path)
+
+
+@pytest.mark.parametrize("fatal", [0, 9, 90])
 def test_when_one_member_fails_at_any_read_the_others_get_all_bytes_nonetheless(
     root: Path, fatal: int
 ) -> None:
