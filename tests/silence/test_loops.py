@@ -51,24 +51,6 @@ def update(trained: Trained, batches: list[Any], kill: int) -> None:
     optimizer.zero_grad()
 
 
-def uneven(directory: str, kill: int) -> tuple[str, int]:
-    trained = model, _, manager = training(directory)
-    with manager:
-        iterator = CFIterator(data(60, 4), cf_manager=manager, accumulate=2)
-        manager.restore()
-        batches = iter(iterator.steps(24))
-        while manager.global_step + iterator.is_using_batch < 24:
-            update(trained, [next(batches), next(batches)], kill)
-    return digest(model), manager.global_step
-
-
-def test_uneven(tmp_path: Path) -> None:
-    trial = tried(uneven, tmp_path, kills=(8,))
-    assert trial.whole.result[1] == 24
-    assert trial.is_exact
-    assert not trial.warnings
-
-
 class Grown(Dataset[Any]):
     """As long as ``n`` says, which the script sets before each epoch."""
 

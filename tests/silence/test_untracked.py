@@ -20,7 +20,6 @@ from tests.silence.training import (
     digest,
     killed_and_resumed,
     loss_of,
-    start,
     trained,
     tried,
 )
@@ -166,17 +165,6 @@ def quiet_inner_loop(run: Run) -> Callable[[], Any]:
     return update
 
 
-def quiet_sgd(run: Run) -> Callable[[], Any]:
-    """An optimizer that has no state."""
-    optimizer = torch.optim.SGD(run.model[0].parameters(), lr=0.1)
-
-    def update() -> None:
-        run.optimizer.step()
-        optimizer.step()
-
-    return update
-
-
 def quiet_scalers(run: Run) -> Callable[[], Any]:
     """A scaler that is switched off."""
     scaler = torch.amp.GradScaler("cpu", enabled=False)
@@ -224,7 +212,7 @@ class Around(torch.optim.Optimizer):
         return self.inner.step(closure)
 
 
-QUIET = (quiet_schedule, quiet_stranger, quiet_inner_loop, quiet_sgd)
+QUIET = (quiet_schedule, quiet_stranger, quiet_inner_loop)
 QUIET = (*QUIET, quiet_scalers, quiet_keeper, lambda run: Around(run.optimizer).step)
 
 
@@ -291,34 +279,6 @@ def masters_in_fp32(directory: str, kill: int) -> str:
     return digest(model, masters)
 
 
-def forgotten_module(directory: str, kill: int) -> str:
-    model, head = nn.Linear(8, 5), nn.Linear(5, 3)
-    optimizer = torch.optim.AdamW([*model.parameters(), *head.parameters()], lr=0.05)
-
-    def update(manager: CFManager, batch: Any) -> None:
-        x, y = batch
-        loss_of(head, model(x), y).backward()
-        manager.weight_update()
-        optimizer.zero_grad()
-
-    trained(directory, kill, data(), update, epochs=2, opt=optimizer, model=model)
-    return digest(model, head)
-
-
-def all_tracked(directory: str, kill: int) -> str:
-    model, alphas = nn.Linear(8, 3), [torch.zeros(1, requires_grad=True)]
-    optimizer = torch.optim.AdamW([*model.parameters(), *alphas], lr=0.05)
-
-    def update(manager: CFManager, batch: Any) -> None:
-        x, y = batch
-        nn.functional.cross_entropy(model(x) * alphas[0].exp(), y).backward()
-        manager.weight_update()
-        optimizer.zero_grad()
-
-    trained(directory, kill, data(), update, epochs=2, opt=optimizer, model=model, alphas=alphas)
-    return digest(model, alphas)
-
-
 @pytest.mark.parametrize(
     ("program", "names"),
     [
@@ -347,15 +307,3 @@ def test_what_the_optimizer_steps_is_exact_and_named_once_in_each_start(
     for begun in (trial.whole, *trial.killed, trial.resumed):
         (text,) = begun.warnings
         assert all(name in text for name in names)
-
-
-def test_a_forgotten_module_is_named(tmp_path: Path) -> None:
-    (text,) = start(forgotten_module, tmp_path).warnings
-    assert "head.weight (parameter 2" in text
-    assert "CFCheckpoint(..., head=head)" in text
-
-
-def test_parameters_in_a_tracked_list_are_not_named(tmp_path: Path) -> None:
-    begun = start(all_tracked, tmp_path)
-    assert begun.exit_code == 0, begun.error
-    assert not begun.warnings
