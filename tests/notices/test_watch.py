@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from checkfreq.notices.source import Deadline, EndsAt
+from checkfreq.notices.source import EndsAt
 from checkfreq.notices.watch import News, NoticeWatch
 from tests.notices.conftest import SetClock
 
@@ -48,14 +48,6 @@ def test_each_source_is_asked_when_its_pause_is_over(clock: SetClock, told: list
     clock.pass_(55.0)
     looking.look()
     assert (often.num_polled, seldom.num_polled) == (3, 2)
-
-
-def test_a_deadline_is_asked_for_once(clock: SetClock, told: list[News]) -> None:
-    looking = NoticeWatch([Deadline(clock.unix_s + 60.0)], tell=told.append, clock=clock.clock())
-    assert looking.look() == 3600.0
-    clock.pass_(3600.0)
-    looking.look()
-    assert [news.at_s for news in told] == [560.0]
 
 
 @pytest.mark.parametrize(("left_s", "at_s"), [(90.0, 590.0), (None, None)])

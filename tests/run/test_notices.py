@@ -57,15 +57,6 @@ def test_an_end_that_is_moved_moves_by_the_difference_whatever_the_clock_says_no
     assert at_s(board) == 0.0
 
 
-def test_an_end_that_was_taken_back_and_comes_again_is_a_new_one() -> None:
-    board = NoticeBoard()
-    board.note(seen(at_unix_s=1000.0, at_s=100.0))
-    board.note(p.NoticeGone("slurm"))
-    assert board.earliest is None
-    board.note(seen(at_unix_s=1000.0, at_s=130.0))
-    assert at_s(board) == 130.0
-
-
 def test_each_change_is_said_once() -> None:
     board = NoticeBoard()
     assert board.take_news() == []
@@ -133,25 +124,6 @@ def test_training_goes_on_until_the_last_moment(now: Now, signals: StopNotice) -
     stop = moment.due(needs)
     assert stop is not None
     assert (stop.source, stop.ends_in_s) == ("slurm", 11.0)
-
-
-def test_needs_are_looked_at_again_when_half_of_the_time_is_over(
-    now: Now, signals: StopNotice
-) -> None:
-    """And at once if the end is another one."""
-    moment, looked_s = last_moment(now, signals), list[float]()
-
-    def asked() -> Needs:
-        looked_s.append(now.s)
-        return needs()
-
-    moment.board.note(seen(at_s=111.0))
-    while moment.due(asked) is None:
-        now.s += 1.0
-        if now.s == 60.0:
-            moment.board.note(seen("aws", at_s=110.0))
-    assert looked_s[:4] == [0.0, 50.0, 60.0, 80.0]
-    assert (looked_s[-1], looked_s[-2]) == (99.0, 98.0)
 
 
 def test_boundaries_measure_how_far_apart_they_are(now: Now, signals: StopNotice) -> None:

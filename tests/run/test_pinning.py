@@ -58,15 +58,6 @@ def test_a_checkpoint_that_the_user_asks_for_hurries_the_pinning(
         assert [slot.pins is not None for slot in arena_of(manager).slots] == [True, False]
 
 
-def test_ranks_that_wait_for_this_one_hurry_the_pinning(
-    tmp_path: Path, pinner: RecordingPinner
-) -> None:
-    pinner.until_hurried = True
-    with run_of(tmp_path, pinner, 20 << 20) as manager:
-        manager.step()
-        assert manager._pipeline.wait_for_room(DEADLINE_S)
-
-
 def test_slots_are_pinned_at_the_boundary_after_a_snapshot_of_state_on_a_device(
     tmp_path: Path, pinner: RecordingPinner
 ) -> None:
@@ -83,18 +74,3 @@ def test_slots_are_pinned_at_the_boundary_after_a_snapshot_of_state_on_a_device(
         manager._pipeline.wait_for_all()
         manager.step()
         assert len(pinner.calls) == len(arena_of(manager).slots)
-
-
-def test_slots_made_for_a_restore_are_pinned_at_the_first_boundary(
-    tmp_path: Path, pinner: RecordingPinner
-) -> None:
-    pinner.wanted = False
-    with run_of(tmp_path, pinner, 100) as manager:
-        pipeline = manager._pipeline
-        pipeline.allocate(1 << 20)
-        pinner.wanted = True
-        pipeline._snapshotter.engine.fence_on_device = True
-        pipeline.prepare()
-        pipeline.pin_slots()
-        assert len(pinner.calls) == len(arena_of(manager).slots)
-        pipeline._snapshotter.engine.fence_on_device = False

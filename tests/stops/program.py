@@ -51,9 +51,7 @@ class Life:
 
     ``holds`` are places, the pass at which to wait there, and the file to wait for;
     ``trainer_fault`` and ``worker_fault`` are scripts (``checkfreq.faults``). ``config`` has
-    more arguments of CFConfig, ``number`` counts the lives of a run. Unless it ``is_finalised``,
-    the process ends after its threads and exit handlers: the rest of the interpreter takes four
-    times as long to end as this training takes.
+    more arguments of CFConfig, ``number`` counts the lives of a run.
     """
 
     folder: str
@@ -69,7 +67,6 @@ class Life:
     worker_fault: str = ""
     ballast_bytes: int = 0
     config: dict[str, Any] = field(default_factory=dict)
-    is_finalised: bool = True
 
     @property
     def chk_dir(self) -> Path:
