@@ -15,8 +15,7 @@ import torch
 
 from checkfreq import CFManager, CFMode, KeepLast, load
 from checkfreq.types import Objective
-from tests.contract.conftest import Hold
-from tests.contract.runs import Training, config, generator_bits, managed
+from tests.contract.runs import Training, config, generator_bits, managed, running
 
 #: Boundaries within which the first checkpoint must have been begun: the one at which slots are
 #: allocated, one until they are seen to be ready, two of warm-up, a clean one, one to spare.
@@ -85,8 +84,7 @@ def test_a_plan_is_said_once_noted_told_as_data_and_there_at_once_after_a_resume
 
 
 def test_manual_mode_measures_too_and_keeps_its_interval(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=7, retention=KeepLast(99)) as manager:
+    with running(chk_dir, chk_freq=7, retention=KeepLast(99)) as (training, manager):
         while manager.stats()["persist_s"] is None and manager.global_step < 20_000:
             training.steps(manager, 7)
             manager.wait()  # else a checkpoint that finds no slot is taken some steps later
@@ -110,26 +108,6 @@ def test_a_profile_of_another_state_is_not_used(
         other.steps(manager, 1)
         assert manager.stats()["interval_steps"] is None
     assert "measured under other conditions: state: expected" in caplog.text
-
-
-def test_a_late_persist_defers_the_next_and_is_counted(chk_dir: Path, hold_worker: Hold) -> None:
-    planned(chk_dir, Training(), dynamic=False, max_overhead=0.99).close()
-    gate = hold_worker("commit.mkdir")
-    resumed = Training(seed=1)
-    with auto(chk_dir, resumed, dynamic=False, max_overhead=0.99) as manager:
-        manager.restore()
-        resumed.steps(manager, 1)
-        interval = manager.stats()["interval_steps"]
-        resumed.steps(manager, 2 * interval)
-        gate.wait_reached()
-        resumed.steps(manager, 3 * interval)
-        assert manager.stats()["num_deferred"] >= 1
-        assert len(manager.all_steps()) >= 1
-        gate.open()
-    assert events(chk_dir, "deferred")[-1]["why"] in (
-        "the previous checkpoint is not durable yet",
-        "no free slot",
-    )
 
 
 def test_profiling_draws_no_random_number_and_changes_no_state(chk_dir: Path) -> None:

@@ -12,12 +12,11 @@ from checkfreq.errors import PersistError
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator
 from tests.contract.conftest import Hold, SetFault
-from tests.contract.runs import Training, loader, managed, restored, written
+from tests.contract.runs import Training, loader, managed, restored, running, written
 
 
 def test_a_clean_close_passes_the_boundary_that_an_iterator_still_owes(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         for (x,) in CFIterator(loader(), cf_manager=manager):
             training.update(manager, x)
         assert manager.global_step == 2
@@ -89,8 +88,7 @@ def test_after_an_exception_only_work_in_flight_is_finished(
 
 
 def step_and_crash(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1, tolerate_failures=0) as manager:
+    with running(chk_dir, chk_freq=1, tolerate_failures=0) as (training, manager):
         training.steps(manager, 1)
         raise ZeroDivisionError("mine")
 
@@ -115,8 +113,7 @@ def test_the_exception_is_never_masked(
 
 def test_close_tries_the_last_checkpoint_once_more(chk_dir: Path, worker_fault: SetFault) -> None:
     worker_fault("commit.sync_payload:raise-EIO:1")
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         training.steps(manager, 1)
     assert CheckpointStore(chk_dir).steps() == [1]
 
@@ -137,8 +134,7 @@ def test_close_gives_up_at_its_timeout_and_raises(
 def test_a_clean_close_checkpoints_the_last_boundary_if_there_is_one_and_has_no_complaint(
     chk_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=3, retention=KeepLast(1)) as manager:
+    with running(chk_dir, chk_freq=3, retention=KeepLast(1)) as (training, manager):
         assert manager.restore() is False
         bits = training.steps(manager, 4)  # the last prune is still to be carried out at close
     assert CheckpointStore(chk_dir).steps() == [4]

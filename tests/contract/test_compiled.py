@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.contract.runs import Training, managed
+from tests.contract.runs import Training, managed, running
 
 #: torch warns of itself: of what its compiler imports, and that it breaks a graph at our call.
 pytestmark = [
@@ -25,8 +25,7 @@ def _compiled_anew() -> Iterator[None]:
 
 
 def test_every_update_and_boundary_inside_of_it_counts_once(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+    with running(chk_dir, chk_freq=1) as (training, manager):
 
         @torch.compile(backend="aot_eager")
         def iterate(x: torch.Tensor) -> None:

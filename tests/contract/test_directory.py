@@ -7,19 +7,15 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
-from itertools import product
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
 import checkfreq
-from checkfreq import KeepLast, cli
+from checkfreq import KeepLast
 from checkfreq.errors import CheckFreqError
-from checkfreq.integrations.dcp import CFStorageReader
 from checkfreq.store.store import CheckpointStore
-from tests.contract.runs import Training, config, managed, written
-from tests.fork_server import FORK_SERVER
+from tests.contract.runs import Training, config, managed, running, written
 
 
 def one(training: Training, manager: checkfreq.CFManager) -> None:
@@ -42,8 +38,7 @@ def test_a_relative_directory_stays_where_it_was_when_the_process_goes_elsewhere
     home.mkdir()
     other.mkdir()
     monkeypatch.chdir(home)
-    training = Training()
-    with managed(Path("chk"), training.chk, chk_freq=1, retention=KeepLast(2)) as manager:
+    with running(Path("chk"), chk_freq=1, retention=KeepLast(2)) as (training, manager):
         one(training, manager)
         os.chdir(other)
         one(training, manager)
@@ -63,16 +58,14 @@ def test_the_directory_and_its_parents_may_be_links(tmp_path: Path) -> None:
     written(tmp_path / "home" / "chk", 2)
     assert CheckpointStore(tmp_path / "disk" / "run").steps() == [1, 2]
     assert checkfreq.load(tmp_path / "home" / "chk", step=1)
-    training = Training()
-    with managed(tmp_path / "home" / "chk", training.chk) as manager:
+    with managed(tmp_path / "home" / "chk", Training().chk) as manager:
         assert manager.restore()
 
 
 def test_a_directory_removed_while_training_is_made_again_and_said(
     chk_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1, retention=KeepLast(2)) as manager:
+    with running(chk_dir, chk_freq=1, retention=KeepLast(2)) as (training, manager):
         one(training, manager)
         shutil.rmtree(chk_dir)
         for _ in range(4):
@@ -88,8 +81,7 @@ def test_a_directory_removed_while_training_is_made_again_and_said(
 def test_a_directory_removed_together_with_the_worker_is_made_again_and_said(
     chk_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+    with running(chk_dir, chk_freq=1) as (training, manager):
         one(training, manager)
         kill_worker(manager)
         shutil.rmtree(chk_dir)
@@ -164,8 +156,7 @@ def test_nothing_is_deleted_behind_a_link_in_the_directory(chk_dir: Path, tmp_pa
     before = sorted(os.listdir(precious))
     for name in names:
         (chk_dir / name).symlink_to(precious)
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1, retention=KeepLast(1)) as manager:
+    with running(chk_dir, chk_freq=1, retention=KeepLast(1)) as (training, manager):
         manager.restore()
         for _ in range(3):
             one(training, manager)
@@ -173,76 +164,12 @@ def test_nothing_is_deleted_behind_a_link_in_the_directory(chk_dir: Path, tmp_pa
     assert [name for name in names if (chk_dir / name).is_symlink()] == ["step-00000001"]
 
 
-def _restore(path: str) -> None:
-    with managed(Path(path), Training().chk) as manager:
-        manager.restore()
-
-
-READERS: dict[str, Callable[[str], object]] = {
-    "load": checkfreq.load,
-    "load a step": lambda path: checkfreq.load(path, step=9),
-    "load its path": lambda path: checkfreq.load(f"{path}/step-00000009"),
-    "restore": _restore,
-    "dcp": lambda path: CFStorageReader(path).read_metadata(),
-    "ls": lambda path: cli.main(["ls", path]),
-    "verify": lambda path: cli.main(["verify", path]),
-}
-
-
-def _dangling(chk_dir: Path) -> None:
-    (chk_dir / "step-00000009").symlink_to("/nowhere/step-00000009")
-
-
-def _looping(chk_dir: Path) -> None:
-    (chk_dir / "step-00000009").symlink_to("step-00000009")
-
-
-def _fifos(chk_dir: Path) -> None:
-    shutil.copytree(chk_dir / "step-00000002", chk_dir / "step-00000009")
-    for path in (
-        *(chk_dir / "step-00000009").iterdir(),
-        chk_dir / "latest",
-        chk_dir / "events.jsonl",
-    ):
-        path.unlink()
-        os.mkfifo(path)
-
-
-def _read(paths: list[str], answer: Connection) -> None:
-    """Try every reader: in a process of its own, since it may not end."""
-    for path, (name, read) in product(paths, READERS.items()):
-        try:
-            read(path)
-        except CheckFreqError:
-            answer.send((path, name))
-    answer.send(None)
-
-
-def test_every_reader_ends_with_what_is_valid_or_the_librarys_own_error(tmp_path: Path) -> None:
-    planted = {plant.__name__: plant for plant in (_dangling, _looping, _fifos)}
-    written(tmp_path / "chk", 2)
-    for name, plant in planted.items():
-        shutil.copytree(tmp_path / "chk", tmp_path / name)
-        plant(tmp_path / name)
-    paths = [str(tmp_path / name) for name in planted]
-    answers, theirs = FORK_SERVER.Pipe(duplex=False)
-    process = FORK_SERVER.Process(target=_read, args=(paths, theirs))
-    process.start()
-    refused = []
-    while answers.poll(240.0) and (one := answers.recv()) is not None:
-        refused.append(one)
-    process.join(60.0)
-    assert process.exitcode == 0
-    assert refused == list(product(paths, ("load a step", "load its path")))
-
-
 def test_everything_a_run_writes_has_the_modes_that_the_umask_leaves(chk_dir: Path) -> None:
     umask = 0o023
     before = os.umask(umask)
     try:
-        training = Training()
         auto = {"mode": checkfreq.CFMode.AUTO, "chk_freq": None}
-        with managed(chk_dir, training.chk, **auto) as manager:
+        with running(chk_dir, **auto) as (training, manager):
             one(training, manager)
             manager.save(wait=True, keep=True)
     finally:
@@ -260,8 +187,7 @@ def test_everything_a_run_writes_has_the_modes_that_the_umask_leaves(chk_dir: Pa
 
 def test_a_run_goes_on_in_its_own_files_after_a_copy_by_hard_links(chk_dir: Path) -> None:
     backup = chk_dir.with_name("backup")
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         one(training, manager)
         manager.save(wait=True, keep=True)
         subprocess.run(["cp", "-al", str(chk_dir), str(backup)], check=True)

@@ -17,7 +17,7 @@ from checkfreq.errors import PersistError, SnapshotError, WorkerDiedError
 from checkfreq.events import FailureNotice
 from checkfreq.persist.protocol import readable
 from tests.contract.conftest import Hold, SetFault
-from tests.contract.runs import Training, config, managed, written
+from tests.contract.runs import Training, config, managed, running, written
 
 EVERY_COMMIT_FAILS = "commit.sync_payload:raise-EIO:*"
 
@@ -39,8 +39,7 @@ def test_a_failed_persist_is_logged_as_error_and_training_goes_on(
 ) -> None:
     written(chk_dir, 1)
     worker_fault("commit.sync_payload:raise-ENOSPC:1")
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+    with running(chk_dir, chk_freq=1) as (training, manager):
         manager.restore()
         failing(training, manager, 1)
         records = [r for r in caplog.records if r.levelno == logging.ERROR]
@@ -136,8 +135,7 @@ def test_more_than_tolerated_in_a_row_raise_with_the_childs_traceback(
 
 def test_a_success_starts_the_count_anew(chk_dir: Path, worker_fault: SetFault) -> None:
     worker_fault("commit.mkdir:raise-EIO:1;commit.sync_payload:raise-EIO:7")
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1, tolerate_failures=1) as manager:
+    with running(chk_dir, chk_freq=1, tolerate_failures=1) as (training, manager):
         failing(training, manager, 1)
         for _ in range(2):  # three files each: the seventh sync is the fourth attempt's
             training.steps(manager, 1)
@@ -182,10 +180,9 @@ def test_a_reply_that_waited_for_the_trainer_does_not_count_as_late(chk_dir: Pat
 def test_an_attempt_that_cannot_begin_ends_and_is_counted(
     chk_dir: Path, hold_trainer: Hold
 ) -> None:
-    training = Training()
     gate = hold_trainer("snapshot.copy_settled")
     settings = config(barrier_timeout_s=0.0, verify_settled=False)
-    with managed(chk_dir, training.chk, config=settings) as manager:
+    with managed(chk_dir, Training().chk, config=settings) as manager:
         manager.save()
         manager.step()  # a boundary without an update: the copy of the one before still runs
         with pytest.raises(SnapshotError, match="barrier_timeout_s"):

@@ -21,7 +21,7 @@ from checkfreq.persist.lock import DirectoryLock
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, TrainingStopped
 from tests.contract.conftest import Hold
-from tests.contract.runs import Training, config, loader, managed, train
+from tests.contract.runs import Training, config, loader, managed, running, train
 from tests.notices.conftest import Install, Server, command, server
 
 __all__ = ["command", "server"]
@@ -69,8 +69,7 @@ def test_iterators_stop_as_after_a_signal_and_the_run_is_continued_to_the_same_b
     with manager, pytest.raises(TrainingStopped) as caught:
         train(training, manager, CFIterator(loader(), cf_manager=manager), epochs)
     assert caught.value.code == 75
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir, seed=1) as (training, manager):
         iterator = CFIterator(loader(), cf_manager=manager)
         assert manager.restore()
         train(training, manager, iterator, epochs)
@@ -84,8 +83,7 @@ def test_a_notice_that_comes_during_a_restore_stops_the_run_at_its_first_boundar
         manager.save(wait=True)
     in_job(monkeypatch)
     called = command("squeue", "echo INVALID")
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         assert manager.restore()
         until = time.monotonic() + _LONG_S
         while not called.exists():
@@ -108,8 +106,7 @@ def test_a_time_limit_that_is_extended_lets_training_go_on_and_a_new_worker_goes
     in_job(monkeypatch)
     monkeypatch.setenv("SLURM_JOB_END_TIME", f"{time.time() + 2.0:.0f}")
     called = command("squeue", "echo 1:00:00")
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         train_until(training, manager, lambda: bool(board_end(manager)), "squeue has answered")
         training.steps(manager, 3)
         assert not manager.should_stop
@@ -145,19 +142,20 @@ def test_a_notice_that_is_taken_back_lets_training_go_on(chk_dir: Path, server: 
 # ---- on_stop
 
 
-def test_what_on_stop_raises_is_logged_and_costs_nothing(
-    chk_dir: Path, caplog: pytest.LogCaptureFixture
+def test_what_on_stop_raises_is_logged_and_outside_slurm_a_requeue_says_what_to_do(
+    chk_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def on_stop(record: StopRecord) -> None:
         raise RuntimeError("the pager is broken")
 
-    training = Training()
-    with managed(chk_dir, training.chk, config=config(on_stop=on_stop)) as manager:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with running(chk_dir, config=config(on_stop=on_stop, requeue=True)) as (training, manager):
         training.steps(manager, 1)
         os.kill(os.getpid(), signal.SIGTERM)
         training.steps(manager, 1)
         assert manager.stopped
     assert caplog.text.count("CFConfig.on_stop raised at step 2") == 2
+    assert "this is no SLURM job" in caplog.text
 
 
 # ---- grace
@@ -254,8 +252,7 @@ def test_a_stopped_job_is_requeued_once_everything_is_durable(
     in_job(monkeypatch)
     command("squeue", "echo UNLIMITED")
     called = command("scontrol", f"ls {chk_dir} >> {chk_dir}.seen; exit {status}")
-    training = Training()
-    with managed(chk_dir, training.chk, config=config(requeue=True)) as manager:
+    with running(chk_dir, config=config(requeue=True)) as (training, manager):
         training.steps(manager, 1)
         os.kill(os.getpid(), signal.SIGTERM)
         training.steps(manager, 1)
@@ -283,15 +280,3 @@ def test_a_job_that_was_not_stopped_is_finished_or_past_its_own_deadline_is_not_
         manager.close()
     stopped_at(tmp_path / "past", Training(), deadline=time.time() - 1.0, requeue=True)
     assert not called.exists()
-
-
-def test_outside_slurm_a_requeue_says_what_to_do(
-    chk_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    training = Training()
-    with managed(chk_dir, training.chk, config=config(requeue=True)) as manager:
-        training.steps(manager, 1)
-        os.kill(os.getpid(), signal.SIGTERM)
-        training.steps(manager, 1)
-    assert "this is no SLURM job" in caplog.text

@@ -15,7 +15,7 @@ from checkfreq import CFCheckpoint, KeepBest, KeepLast
 from checkfreq.errors import ConfigError, MismatchError, StateError
 from checkfreq.store.store import CheckpointStore
 from tests.contract.conftest import Hold
-from tests.contract.runs import Training, config, managed, restored, written
+from tests.contract.runs import Training, config, managed, restored, running, written
 
 
 def test_a_state_without_tensors_is_checkpointed(chk_dir: Path) -> None:
@@ -30,8 +30,7 @@ def test_a_state_without_tensors_is_checkpointed(chk_dir: Path) -> None:
 
 
 def test_wait_away_from_a_boundary_is_a_state_error(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         training.update(manager)
         with pytest.raises(StateError, match=r"between boundaries.*step\(\)"):
             manager.save(wait=True)
@@ -43,14 +42,12 @@ def test_wait_away_from_a_boundary_is_a_state_error(chk_dir: Path) -> None:
 def test_a_step_is_written_once_and_later_requests_add_marks_and_pin_it_for_good(
     chk_dir: Path,
 ) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         training.steps(manager, 1)
         manager.save(wait=True, metrics={"loss": 0.5})
         manager.save(metrics={"accuracy": 0.75})
         assert manager.stats()["num_committed"] == 1
-    training = Training()
-    with managed(chk_dir, training.chk, retention=KeepLast(1), chk_freq=1) as manager:
+    with running(chk_dir, retention=KeepLast(1), chk_freq=1) as (training, manager):
         manager.restore()
         manager.save(keep=True, wait=True)  # the step that was restored
         assert manager.stats()["num_committed"] == 0
@@ -66,8 +63,7 @@ def test_a_step_is_written_once_and_later_requests_add_marks_and_pin_it_for_good
 def test_several_requests_for_the_next_boundary_are_one_checkpoint_with_all_marks(
     chk_dir: Path,
 ) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         training.update(manager)
         manager.save(metrics={"a": 1})
         manager.save(metrics={"b": 2})
@@ -88,9 +84,8 @@ def test_metrics_are_numbers_of_any_library(chk_dir: Path, value: Any) -> None:
 def test_a_loss_that_diverged_is_stored_as_it_is_and_never_costs_the_best_its_place(
     chk_dir: Path,
 ) -> None:
-    training = Training()
     policy = KeepBest(metric="loss", num_last=1)
-    with managed(chk_dir, training.chk, retention=policy) as manager:
+    with running(chk_dir, retention=policy) as (training, manager):
         for loss in (0.5, 0.25, float("nan"), float("-inf"), float("inf")):
             training.steps(manager, 1)
             manager.save(wait=True, metrics={"loss": loss})
@@ -114,8 +109,7 @@ def test_periodic_checkpoints_are_deferred_and_made_up_for(
     chk_dir: Path, hold_worker: Hold
 ) -> None:
     gate = hold_worker("commit.mkdir")
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=2) as manager:
+    with running(chk_dir, chk_freq=2) as (training, manager):
         training.steps(manager, 7)
         assert manager.stats()["num_in_flight"] == 2
         assert manager.stats()["num_deferred"] == 1  # that of step 6, still due at step 7
@@ -132,8 +126,7 @@ def test_a_deferred_epoch_boundary_is_made_up_for_at_the_next_one(
     chk_dir: Path, hold_worker: Hold
 ) -> None:
     gate = hold_worker("commit.mkdir")
-    training = Training()
-    with managed(chk_dir, training.chk, config=config(num_slots=1)) as manager:
+    with running(chk_dir, config=config(num_slots=1)) as (training, manager):
         manager.save()
         for _ in range(2):
             training.update(manager)
@@ -168,8 +161,7 @@ def test_a_snapshot_is_not_overwritten_before_it_is_durable(
     chk_dir: Path, hold_worker: Hold
 ) -> None:
     gate = hold_worker("commit.mkdir")
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1, retention=KeepLast(99)) as manager:
+    with running(chk_dir, chk_freq=1, retention=KeepLast(99)) as (training, manager):
         bits = training.steps(manager, 6)
         gate.open()
         manager.wait()

@@ -10,7 +10,7 @@ import pytest
 
 from checkfreq import KeepLast
 from tests.contract.conftest import SetFault
-from tests.contract.runs import Training, managed, written
+from tests.contract.runs import Training, managed, running, written
 
 
 def events(chk_dir: Path) -> list[dict[str, Any]]:
@@ -19,8 +19,7 @@ def events(chk_dir: Path) -> list[dict[str, Any]]:
 
 def test_stats_says_what_happened_as_data(chk_dir: Path) -> None:
     written(chk_dir, 1)
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=2) as manager:
+    with running(chk_dir, chk_freq=2) as (training, manager):
         manager.restore()
         training.steps(manager, 3)
         manager.wait()
@@ -50,8 +49,7 @@ def test_stats_says_what_happened_as_data(chk_dir: Path) -> None:
 
 def test_each_event_is_one_line_of_events_jsonl(chk_dir: Path, worker_fault: SetFault) -> None:
     worker_fault("commit.mkdir:raise-EIO:1")
-    training = Training()
-    with managed(chk_dir, training.chk, retention=KeepLast(1)) as manager:
+    with running(chk_dir, retention=KeepLast(1)) as (training, manager):
         for _ in range(3):
             training.steps(manager, 1)
             manager.save()
@@ -67,8 +65,7 @@ def test_each_event_is_one_line_of_events_jsonl(chk_dir: Path, worker_fault: Set
 def test_a_run_says_when_it_begins_and_ends_and_how_far_it_was_at_each_commit(
     chk_dir: Path,
 ) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+    with running(chk_dir, chk_freq=1) as (training, manager):
         training.steps(manager, 2)
         manager.wait()
     first, *_, last = events(chk_dir)
@@ -83,8 +80,7 @@ def test_a_run_says_when_it_begins_and_ends_and_how_far_it_was_at_each_commit(
 
 
 def test_the_reason_of_a_checkpoint_is_recorded(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=2) as manager:
+    with running(chk_dir, chk_freq=2) as (training, manager):
         training.steps(manager, 2)
         manager.wait()
         manager.save()
@@ -105,8 +101,7 @@ def test_an_unwritable_event_log_stops_nothing_and_is_said_once(
     chk_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (chk_dir / "events.jsonl").mkdir(parents=True)
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+    with running(chk_dir, chk_freq=1) as (training, manager):
         for _ in range(3):
             training.steps(manager, 1)
             manager.wait()

@@ -14,7 +14,7 @@ from checkfreq.errors import PersistError
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, TrainingStopped
 from tests.contract.conftest import Hold, SetFault
-from tests.contract.runs import Training, config, loader, managed, train
+from tests.contract.runs import Training, config, loader, managed, running, train
 from tests.fork_server import FORK_SERVER
 
 
@@ -95,8 +95,7 @@ def test_the_handler_it_replaced_is_called_too_and_put_back_at_close(chk_dir: Pa
         calls.append(number)
 
     signal.signal(signal.SIGUSR1, mine)
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         training.steps(manager, 1)
         notify(signal.SIGUSR1)
         assert manager.should_stop
@@ -127,8 +126,7 @@ def test_two_managers_closed_in_the_order_they_were_made_leave_the_handler_in_ch
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_ends_by_the_signal_as_if_nobody_watched(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         training.steps(manager, 1)
         child = os.fork()
         if child == 0:
@@ -144,8 +142,7 @@ def test_outside_the_main_thread_it_says_that_signals_are_not_watched(
     chk_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def make() -> None:
-        training = Training()
-        with managed(chk_dir, training.chk) as manager:
+        with running(chk_dir) as (training, manager):
             training.steps(manager, 1)
 
     thread = threading.Thread(target=make)
@@ -160,8 +157,7 @@ PLACES = ("in restore", "in the first step", "in the first iteration")
 
 def _hang(chk_dir: Path, place: str, there: threading.Event) -> None:
     """A run that gets no further than ``place`` within the test's time."""
-    training = Training()
-    with managed(chk_dir, training.chk, config=config(takeover_s=100.0)) as manager:
+    with running(chk_dir, config=config(takeover_s=100.0)) as (training, manager):
         if place == "in restore":
             there.set()
             manager.restore()

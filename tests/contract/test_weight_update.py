@@ -13,7 +13,7 @@ from torch import nn
 from checkfreq import CFCheckpoint
 from checkfreq.errors import ConfigError
 from tests.contract.conftest import Gate, Hold
-from tests.contract.runs import Training, managed, restored
+from tests.contract.runs import Training, managed, restored, running
 
 
 class Pair:
@@ -85,21 +85,6 @@ def test_a_refused_call_has_stepped_nothing_and_counts_as_no_update(
         assert manager.update_attempts == 0
 
 
-def test_it_returns_the_closures_loss(chk_dir: Path) -> None:
-    training = Training()
-
-    def closure() -> torch.Tensor:
-        training.optimizer.zero_grad()
-        loss = training.model(torch.ones(2, 3)).sum()
-        loss.backward()
-        return loss
-
-    with managed(chk_dir, training.chk) as manager:
-        loss = manager.weight_update(closure=closure)
-    assert isinstance(loss, torch.Tensor)
-    assert loss.shape == ()
-
-
 def test_with_a_scaler_each_of_several_optimizers_is_stepped_or_the_one_that_is_named(
     chk_dir: Path,
 ) -> None:
@@ -159,8 +144,7 @@ def test_the_update_waits_for_the_copy_so_a_direct_step_is_as_safe(
 
 
 def test_after_close_the_optimizer_is_free_of_hooks(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         pass
     training.backward()
     training.optimizer.step()

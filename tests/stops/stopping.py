@@ -220,6 +220,8 @@ def running(lives: list[Life]) -> Iterator[list[int]]:
             assert process.pid is not None
             _TRAINERS[process.pid] = process
             pids.append(process.pid)
+            while os.getpgid(pids[0]) != pids[0]:  # before others can join its group
+                time.sleep(_LOOK_S)
         yield pids
     finally:
         for pid in pids:
