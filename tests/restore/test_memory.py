@@ -110,18 +110,6 @@ def test_memory_is_not_used_for_a_step(
         source.record(3)
 
 
-def test_files_that_nobody_here_holds_are_read_from_the_directory(store: CheckpointStore) -> None:
-    one = held(store, 2, is_whole=False)
-    part = replace(one, offsets={"model.safetensors": one.offsets["model.safetensors"]})
-    source = MemorySource(store, [part])
-    (store.path(2) / "model.safetensors").write_bytes(b"")
-    assert source.steps() == [2]
-    assert read(source, 2) == FILES
-    (store.path(2) / "optimizer.safetensors").write_bytes(b"")
-    with pytest.raises(CorruptCheckpointError, match="size in bytes"):
-        source.inspect(2)
-
-
 @pytest.mark.parametrize("offset", [1, 1 << 40])
 def test_a_file_that_does_not_lie_in_its_slot_is_damage(
     store: CheckpointStore, offset: int

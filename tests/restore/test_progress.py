@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
-
-import pytest
 
 from checkfreq.restore.progress import Progress
 
@@ -41,19 +38,6 @@ def test_a_terminal_gets_a_bar_that_ends_full() -> None:
     assert len(bars) < 20
     assert bars[-1].startswith(f"[{'#' * 30}] restoring step 3: 40 of 40 MB (100%), 13 MB/s")
     assert bars[-1].endswith("\n")
-
-
-def test_a_log_gets_a_line_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    clock = Clock()
-    progress = Progress("restoring step 3", 100_000_000, stream=io.StringIO(), clock=clock)
-    for _ in range(100):
-        clock.now_s += 0.25
-        progress.add(1_000_000)
-    progress.finish()
-    lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == 5
-    assert lines[0] == "restoring step 3: 20 of 100 MB (20%), 4 MB/s"
 
 
 def test_a_stream_that_is_missing_or_closed_or_goes_away_does_not_fail() -> None:

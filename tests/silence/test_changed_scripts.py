@@ -84,15 +84,6 @@ def saved(folder: Path, model: nn.Module) -> None:
         manager.save(wait=True)
 
 
-def test_an_evaluation_stays_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    saved(tmp_path, net())
-    model = net().eval()
-    with CFManager(tmp_path, CFCheckpoint(model=model), **EVERY) as manager:
-        manager.restore()
-    assert not any(module.training for module in model.modules())
-    assert "flags" not in caplog.text
-
-
 def test_load_into_a_live_module_leaves_its_flags(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -98,7 +98,7 @@ def test_an_epoch_that_ctrl_c_left_goes_on_where_it_was(tmp_path: Path) -> None:
 # ---- ctrl-C at random instants, caught, and training goes on: no error, no wait, the same state
 
 
-_NUM_INTERRUPTS = 40
+_NUM_INTERRUPTS = 20
 
 
 def interrupted_over_and_over(directory: str, seed: int) -> tuple[int, bool, bool]:

@@ -115,19 +115,6 @@ def test_gradients_that_accumulate_over_an_epoch_are_no_sign(
     assert warnings(caplog) == []
 
 
-def test_updates_without_a_call_of_step_are_told_at_close(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = nn.Linear(8, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with CFManager(tmp_path, CFCheckpoint(model=model, optimizer=optimizer)):
-        for _ in range(3):
-            optimizer.step()
-    (text,) = warnings(caplog)
-    assert "3 weight update(s) were seen, and no boundary was passed" in text
-    assert "cf_manager.step()" in text
-
-
 # ---- the two steps of sharpness-aware minimisation
 
 

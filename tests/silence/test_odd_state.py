@@ -112,12 +112,6 @@ def test_a_view_of_the_parameter_is_one_again(tmp_path: Path) -> None:
     assert torch.equal(state_of(live)["first"], weight[:2])
 
 
-def test_a_tracked_dict_shares_its_memory_again(tmp_path: Path) -> None:
-    saved, live = halves(torch.empty(0)), {}
-    saved_and_restored(tmp_path, saved, live)
-    assert_shared_alike(saved, live)
-
-
 def test_what_cannot_be_shared_again_or_is_loaded_in_another_way_is_refused_by_name(
     tmp_path: Path,
 ) -> None:
@@ -196,15 +190,6 @@ def test_a_dict_an_object_and_a_plain_load_get_them_too(tmp_path: Path) -> None:
     saved_and_restored(tmp_path / "dict", odd_tensors(), live)
     assert_alike(odd_tensors(), live)
     assert_alike(odd_tensors(), checkfreq.load(tmp_path / "dict")["opt"])
-
-
-def test_a_parameter_keeps_its_own_strides(tmp_path: Path) -> None:
-    weight = torch.zeros(4, 3, requires_grad=True)
-    live = {"column_major": weight}
-    saved_and_restored(tmp_path, {"column_major": odd_tensors()["column_major"]}, live)
-    assert live["column_major"] is weight
-    assert weight.is_contiguous()
-    assert torch.equal(weight, odd_tensors()["column_major"])
 
 
 # ---- buffers with ``persistent=False`` that training changes are saved, beside the state dict
