@@ -158,22 +158,6 @@ def test_a_run_that_would_take_minutes_to_step_through_is_refused_with_a_sentenc
         simulate(steady(overlapping), every(5), wall_s=1e9)
 
 
-@pytest.mark.parametrize("new_decider", [every(3), every(60), tuner])
-@pytest.mark.parametrize("noise", [Noise(), Noise(0.05, 0.3)])
-def test_every_second_is_counted_once(new_decider: NewDecider, noise: Noise) -> None:
-    outcome = simulate(
-        steady(COSTS),
-        new_decider,
-        wall_s=6_000.0,
-        failures=Exponential(500.0),
-        restart_s=20.0,
-        noise=noise,
-    )
-    counted = outcome.progress_s + outcome.overhead_s + outcome.lost_s + outcome.down_s
-    assert counted == pytest.approx(outcome.wall_s, rel=1e-9)
-    assert min(outcome.progress_s, outcome.overhead_s, outcome.lost_s, outcome.down_s) > 0
-
-
 def test_knowing_how_often_the_run_fails_never_costs_goodput() -> None:
     costs = Costs(iteration_s=1.0, stall_s=1.0, copy_s=1.0, persist_s=10.0)
     for num_gpus in (1_024, 100_000):

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from checkfreq import CFManager, CFMode, KeepLast, load
+from checkfreq import CFManager, CFMode, load
 from checkfreq.types import Objective
-from tests.contract.runs import Training, config, generator_bits, managed, running
+from tests.contract.runs import Training, config, generator_bits, managed
 
 #: Boundaries within which the first checkpoint must have been begun: the one at which slots are
 #: allocated, one until they are seen to be ready, two of warm-up, a clean one, one to spare.
@@ -81,22 +81,6 @@ def test_a_plan_is_said_once_noted_told_as_data_and_there_at_once_after_a_resume
         profile = json.loads((chk_dir / "profile.json").read_text())["profile"]
         assert manager.stats()["cost_s"] == profile["cost_s"]
         assert manager.stats()["interval_steps"] is not None
-
-
-def test_manual_mode_measures_too_and_keeps_its_interval(chk_dir: Path) -> None:
-    with running(chk_dir, chk_freq=7, retention=KeepLast(99)) as (training, manager):
-        while manager.stats()["persist_s"] is None and manager.global_step < 20_000:
-            training.steps(manager, 7)
-            manager.wait()  # else a checkpoint that finds no slot is taken some steps later
-        stats = manager.stats()
-        assert {step % 7 for step in manager.all_steps()} == {0}
-    assert stats["interval_steps"] == 7
-    assert stats["persist_s"] > 0
-    assert stats["predicted_overhead"] == pytest.approx(
-        stats["cost_s"] / (7 * stats["iteration_s"]) + stats["boundary_s"] / stats["iteration_s"]
-    )
-    assert events(chk_dir, "plan") == []
-    assert not (chk_dir / "profile.json").exists()
 
 
 def test_a_profile_of_another_state_is_not_used(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import resource
 from pathlib import Path
 
 import pytest
 
 from checkfreq import CFManager
-from checkfreq.errors import PersistError, StateError
+from checkfreq.errors import StateError
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator
 from tests.contract.runs import Training, loader, managed, running, train
@@ -129,20 +128,3 @@ def test_finish_between_boundaries_is_refused(chk_dir: Path) -> None:
         assert not manager.finished
         manager.step()
         manager.finish()
-
-
-def test_a_mark_that_cannot_be_written_is_an_error_and_the_run_is_not_finished(
-    chk_dir: Path,
-) -> None:
-    with running(chk_dir) as (training, manager):
-        training.steps(manager, 1)
-        manager.save(wait=True)
-        process = manager._persistence._client._process
-        assert process is not None
-        limits = resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
-        with pytest.raises(PersistError, match="step 1 is durable, but not that the run is fin"):
-            manager.finish()
-        assert not manager.finished
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limits)
-        manager.finish()
-    assert CheckpointStore(chk_dir).marks()[1].finished

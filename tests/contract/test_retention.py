@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from checkfreq import CFManager, KeepBest, KeepEpochs, KeepEvery, KeepLast, load
+from checkfreq import CFManager, KeepBest, KeepEpochs, KeepLast, load
 from checkfreq.errors import ConfigError, NoCheckpointError
 from checkfreq.policy.retention import Retention
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator
-from tests.acceptance.disks import small_disk
 from tests.contract.conftest import SetFault
 from tests.contract.runs import Training, loader, managed, running, train
 
@@ -126,19 +125,6 @@ def fill(manager: CFManager, training: Training, num: int) -> None:
         manager.wait()
 
 
-def test_on_a_small_disk_history_gives_way_and_no_checkpoint_fails(tmp_path: Path) -> None:
-    with small_disk(tmp_path, num_bytes=40 << 20) as disk:
-        chk_dir = disk.mount_point / "chk"
-        training = Training(ballast=Ballast())
-        retention = (KeepLast(1) | KeepEvery(steps=1)).within_disk()
-        with managed(chk_dir, training.chk, retention=retention) as manager:
-            fill(manager, training, 12)
-            assert manager.stats()["num_failed"] == 0
-        left = steps_of(chk_dir)
-        assert left[-1] == 12
-        assert 1 < len(left) < 12
-
-
 def test_a_checkpoint_that_failed_for_lack_of_room_makes_room_for_the_next(
     chk_dir: Path, worker_fault: SetFault, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -151,18 +137,3 @@ def test_a_checkpoint_that_failed_for_lack_of_room_makes_room_for_the_next(
     assert "the disk had no room for step 4" in caplog.text
     assert "removing step(s) [1, 2]" in caplog.text
     assert steps_of(chk_dir) == [3, 5]
-
-
-class Ballast:
-    """Four MiB of state, so that a small disk fills up."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self._held = torch.arange(1 << 20, dtype=torch.float32)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"held": self._held}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._held = state["held"]

@@ -83,13 +83,6 @@ def test_if_nothing_arrived_whole_the_run_starts_anew_and_says_so(
     assert "no checkpoint has arrived whole: training starts anew" in caplog.text
 
 
-def test_checkpoints_that_were_set_aside_alone_are_a_first_run(chk_dir: Path) -> None:
-    (chk_dir / "superseded").mkdir()
-    for step in range(1, STEPS + 1):
-        (chk_dir / f"step-{step:08d}").rename(chk_dir / "superseded" / f"step-{step:08d}")
-    assert restored_step(chk_dir) == 0
-
-
 def test_unfinished_doomed_and_older_checkpoints_in_part_that_arrive_are_removed(
     chk_dir: Path,
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import queue
 from dataclasses import dataclass, field
 
 import pytest
@@ -100,12 +98,3 @@ def test_a_source_that_fails_silences_no_other_and_is_told_of_the_third_time(
         News("slurm", None, unanswered="RuntimeError: a bug"),
         News("slurm", None),
     ]
-
-
-def test_the_thread_tells_and_ends_when_it_is_stopped() -> None:
-    told: queue.SimpleQueue[News] = queue.SimpleQueue()
-    looking = NoticeWatch([Scripted(pause_s=math.inf)], tell=told.put)
-    looking.start()
-    assert told.get(timeout=60.0) == News("slurm", None)
-    looking.stop()
-    looking.run()  # returns at once

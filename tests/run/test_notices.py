@@ -159,26 +159,6 @@ def test_time_is_kept_free_for_what_comes_after_the_last_checkpoint(
     assert known.durable_s == 5.0 + 2.0 + more_s
 
 
-@pytest.mark.parametrize(
-    ("number", "known_end_s", "ends_in_s"),
-    [(signal.SIGUSR1, 100.0, 100.0), (signal.SIGTERM, None, None)],
-)
-def test_a_signal_names_the_end_that_is_known(
-    number: signal.Signals,
-    known_end_s: float | None,
-    ends_in_s: float | None,
-    now: Now,
-    signals: StopNotice,
-) -> None:
-    signals._handle(number, None)
-    moment = last_moment(now, signals)
-    if known_end_s is not None:
-        moment.board.note(seen(at_s=known_end_s))
-    stop = moment.due(needs)
-    assert stop is not None
-    assert (stop.source, stop.ends_in_s) == (number.name, ends_in_s)
-
-
 def test_grace_counts_from_the_first_sigterm(signals: StopNotice) -> None:
     signals._handle(signal.SIGUSR1, None)
     assert signals.terminated_s is None

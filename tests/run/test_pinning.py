@@ -56,21 +56,3 @@ def test_a_checkpoint_that_the_user_asks_for_hurries_the_pinning(
     with run_of(tmp_path, pinner, 20 << 20) as manager:
         manager.save(wait=True)
         assert [slot.pins is not None for slot in arena_of(manager).slots] == [True, False]
-
-
-def test_slots_are_pinned_at_the_boundary_after_a_snapshot_of_state_on_a_device(
-    tmp_path: Path, pinner: RecordingPinner
-) -> None:
-    pinner.wanted = False
-    with run_of(tmp_path, pinner, 100) as manager:
-        manager.step()
-        pinner.wanted = True
-        manager.step()
-        assert pinner.calls == [], "in host memory there is nothing to pin for"
-        manager._pipeline.wait_for_all()
-        manager._pipeline._snapshotter.engine.fence_on_device = True
-        manager.step()
-        assert pinner.calls == [], "the ranks have agreed on this one: it goes on unpinned"
-        manager._pipeline.wait_for_all()
-        manager.step()
-        assert len(pinner.calls) == len(arena_of(manager).slots)

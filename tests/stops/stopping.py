@@ -113,8 +113,7 @@ class Run:
         holds, gate = {}, str(self._gate())
         if instant.kind == "upload":  # which takes longer than all of this training
             holds["validation"] = [1, str(self._gate("-training")), _UPLOADED_WITHIN_S]
-        if instant.again_at is not None:
-            holds[instant.again_at] = [1, str(self._gate("-again"))]
+
         match instant.kind:
             case "place":
                 holds[instant.where] = [instant.hit, gate]
@@ -154,18 +153,10 @@ class Run:
         self._kill(instant, pids)
         gate.touch()
         self._gate("-training").touch()
-        self._signal_again(instant, pids)
-        return before
-
-    def _signal_again(self, instant: Instant, pids: list[int]) -> None:
         if instant.again_s is not None:
             self._until(lambda: False, pids, limit_s=instant.again_s)
             self._kill(instant, pids)
-        if instant.again_at is not None:
-            gate = self._gate("-again")
-            if self._until(Path(f"{gate}.reached").exists, pids):
-                self._kill(instant, pids)
-            gate.touch()
+        return before
 
     def _kill(self, instant: Instant, pids: list[int]) -> None:
         match self.case.to:
