@@ -19,7 +19,6 @@ from tests.snapshot.fake_device import FakeDevice
 
 SIZES = {"large": 40 * PAGE + 8, "empty": 0, "small": 12, "turned": 30 * PAGE, "page": PAGE}
 FILE = "model.safetensors"
-DEADLINE_S = 120.0
 
 
 def live_tensors(fake: FakeDevice) -> dict[str, Tensor]:
