@@ -14,13 +14,14 @@ import pytest
 import torch
 
 import checkfreq
-from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
-from checkfreq.errors import CheckFreqError, ConfigError, MismatchError, PersistError, StateError
+from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
+from checkfreq.errors import ConfigError, StateError
 from checkfreq.persist.lock import DirectoryLock
 from checkfreq.store.manifest import FORMAT_VERSION, MANIFEST_NAME, digest_of
 from checkfreq.store.store import CheckpointStore
 from tests.acceptance.disks import small_disk
 from tests.fork_server import FORK_SERVER
+from tests.users import NOBODY, public_folder
 
 CONFIG = CFConfig(nice=0, takeover_s=0.2)
 
@@ -97,31 +98,33 @@ def _workers() -> list[str]:
 # ---- what is tracked
 
 
+class Half:
+    """Has one of the two methods."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
 @pytest.mark.parametrize(
-    ("value", "described"),
+    ("value", "said"),
     [
-        (3, "a builtins.int"),
-        (None, "None"),
-        (torch.zeros(2), "a torch.Tensor"),
-        (torch.nn.Linear, "the class Linear"),
-        (lambda: None, "a builtins.function"),
+        (None, "None has no state"),
+        (torch.zeros(2), "a torch.Tensor has no state"),
+        (torch.nn.Linear, "the class Linear has no state"),
+        (Half(), "load_state_dict"),
+        ([1, torch.optim.SGD([torch.zeros(1)], lr=0.1)], r"CFCheckpoint\(thing_1=...\)"),
     ],
+    ids=["None", "tensor", "class", "half", "list of objects"],
 )
-def test_an_object_without_state_dict_is_refused_by_name(value: object, described: str) -> None:
-    with pytest.raises(StateError) as caught:
+def test_an_object_without_state_dict_is_refused_by_name(value: object, said: str) -> None:
+    with pytest.raises(StateError, match=said):
         CFCheckpoint(thing=value)
-    message = str(caught.value)
-    assert "CFCheckpoint(thing=...)" in message
-    assert described in message
-    assert "state_dict() and load_state_dict(), or a plain dict" in message
 
 
 @pytest.mark.parametrize(
     ("leaf", "path"),
     [
         ({"a": {"b": [1, object()]}}, r"extra\.a\.b\[1\]"),
-        ({"f": lambda: None}, r"extra\.f"),
-        ({"lock": threading.Lock()}, r"extra\.lock"),
         ({"meta": torch.zeros(1, device="meta")}, r"extra\.meta"),
     ],
 )
@@ -133,66 +136,26 @@ def test_what_cannot_be_kept_is_named_by_its_path_at_the_first_step(
         train(manager, chk)
 
 
-def test_an_unkeepable_leaf_that_turns_up_later_leaves_the_earlier_checkpoints(held: Path) -> None:
-    extra: dict[str, object] = {}
-    chk = build()
-    with (
-        pytest.raises(StateError, match=r"extra\.late"),
-        manager_of(held, build(extra=extra), retention=KeepLast(9)) as manager,
-    ):
-        manager.restore(strict=False)
-        extra["late"] = object()
-        update(chk)
-        manager.step()
-
-
-def test_a_state_that_contains_itself_is_refused(tmp_path: Path) -> None:
-    loop: dict[str, object] = {}
-    loop["again"] = loop
-    chk = build(extra=loop)
-    with (
-        pytest.raises(StateError, match=r"contains itself; state must be a tree"),
-        manager_of(tmp_path / "chk", chk) as manager,
-    ):
-        train(manager, chk)
-
-
 # ---- directories
 
 
-def test_a_directory_of_another_user_is_refused(held: Path) -> None:
-    answer = _as_nobody(held)
-    assert answer.startswith("ConfigError")
-    assert f"{held} is not writable" in answer
-
-
-def _as_nobody(chk_dir: Path) -> str:
-    if os.geteuid() != 0:
-        pytest.skip("becoming another user needs root")
-    for folder in (*list(chk_dir.parents)[:-1], chk_dir):
-        if not os.stat(folder).st_mode & 0o001:
-            os.chmod(folder, 0o755)
+def test_a_directory_of_another_user_is_refused() -> None:
     ours, theirs = FORK_SERVER.Pipe()
-    child = FORK_SERVER.Process(target=_open_as_nobody, args=(theirs, chk_dir))
-    child.start()
-    assert ours.poll(240)
-    answer: str = ours.recv()
-    child.join(240)
-    child.close()
-    ours.close()
-    theirs.close()
-    return answer
+    with public_folder() as folder:
+        child = FORK_SERVER.Process(target=_open_as_nobody, args=(theirs, folder))
+        child.start()
+        assert ours.poll(240)
+        assert f"{folder} is not writable" in ours.recv()
+        child.join(240)
 
 
 def _open_as_nobody(answer: Connection, chk_dir: Path) -> None:
     chk = build()
-    os.setuid(65534)
+    os.setuid(NOBODY)
     try:
         manager_of(chk_dir, chk)
-    except CheckFreqError as error:
-        answer.send(f"{type(error).__name__}: {error}")
-    else:
-        answer.send("no error")
+    except ConfigError as error:
+        answer.send(str(error))
 
 
 def test_a_read_only_disk_is_refused(tmp_path: Path) -> None:
@@ -202,21 +165,6 @@ def test_a_read_only_disk_is_refused(tmp_path: Path) -> None:
             manager_of(disk.mount_point / "chk", build())
         with pytest.raises(ConfigError, match="is not writable; mount it read-write"):
             manager_of(disk.mount_point, build())
-
-
-def test_a_new_directory_on_a_full_disk_is_an_error_that_says_so(tmp_path: Path) -> None:
-    with small_disk(tmp_path) as disk:
-        disk.fill()
-        chk = build()
-        with (
-            pytest.raises((ConfigError, PersistError), match="No space left on device"),
-            manager_of(disk.mount_point / "chk", chk, tolerate_failures=0) as manager,
-        ):
-            train(manager, chk)
-        disk.free()
-        with manager_of(disk.mount_point / "chk", chk) as manager:
-            train(manager, chk)
-        assert CheckpointStore(disk.mount_point / "chk").steps() == [1]
 
 
 @pytest.mark.parametrize("first_call", ["restore", "step", "save"])
@@ -229,6 +177,8 @@ def test_a_directory_of_another_run_is_refused(first_call: str, tmp_path: Path) 
     with pytest.raises(ConfigError) as caught, manager_of(tmp_path / "chk", second) as late:
         getattr(late, first_call)()
     lock.release()
+    assert isinstance(caught.value, SystemExit)  # a script ends as one to be started again
+    assert caught.value.code == 75
     assert f"training process {os.getpid()}" in str(caught.value)
     assert "give each run a directory of its own" in str(caught.value)
     assert "takeover_s" in str(caught.value)
@@ -267,16 +217,6 @@ def test_a_memory_limit_too_low_to_restore_changes_nothing(held: Path) -> None:
 
 
 # ---- checkpoints that do not fit
-
-
-@pytest.mark.parametrize("then", ["step", "save"])
-def test_training_on_after_a_failed_restore_is_refused(then: str, held: Path) -> None:
-    """Else the run would start over, and its steps would lose against those that are there."""
-    with manager_of(held, build(width=5)) as manager:
-        with pytest.raises(MismatchError):
-            manager.restore()
-        with pytest.raises(ConfigError, match=r"restore\(\) was not called"):
-            getattr(manager, then)()
 
 
 def test_a_newer_format_is_refused_with_a_sentence_and_not_quarantined(tmp_path: Path) -> None:

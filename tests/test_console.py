@@ -11,7 +11,6 @@ TRAINING = """
 import logging, resource, sys
 import torch
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode
-{setup}
 
 def run(**settings):
     model = torch.nn.Linear(4, 4)
@@ -38,31 +37,26 @@ manager.step()
 manager.wait()
 resource.prlimit(worker, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 manager.close()
+print("a setup for warnings", file=sys.stderr)
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+run(mode=CFMode.MANUAL, chk_freq=1).close()
 """
 
 
-def errors_of(program: str, *words: str) -> str:
-    """What a Python program writes to standard error."""
-    command = [sys.executable, "-c", program, *words]
+def test_lines_that_matter_are_shown_once_and_a_restore_beside_a_setup_for_warnings(
+    tmp_path: Path,
+) -> None:
+    command = [sys.executable, "-c", TRAINING, str(tmp_path / "chk")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300.0)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
-    return done.stderr
-
-
-def test_without_a_logging_setup_the_lines_that_matter_are_shown_once(tmp_path: Path) -> None:
-    said = errors_of(TRAINING.format(setup=""), str(tmp_path / "chk"))
+    said, beside = done.stderr.split("a setup for warnings")
     assert said.count("checkfreq: checkpoint of step") == 2  # the first of each run
     assert said.count("checkfreq: restored step") == 1
     assert "checkfreq: checkpoints every" in said
     assert said.count("failed (1 in a row)") == 1
     assert said.count("durable again") == 1
-
-
-def test_a_restore_is_shown_beside_a_logging_setup_for_warnings(tmp_path: Path) -> None:
-    setup = "logging.basicConfig(level=logging.WARNING, format='%(message)s')"
-    said = errors_of(TRAINING.format(setup=setup), str(tmp_path / "chk"))
-    assert said.count("checkfreq: ") == said.count("checkfreq: restored step") == 1
+    assert beside.count("checkfreq: ") == beside.count("checkfreq: restored step") == 1
 
 
 #: Each line of standard input is a way to set logging up, and whether the line is vital: in a fork

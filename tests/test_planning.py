@@ -30,16 +30,6 @@ def test_goodput_is_that_of_the_simulation(mtbf_s: float, persist_s: float) -> N
     assert plan.overhead == pytest.approx(simulated.overhead, rel=0.01)
 
 
-def test_changed_storage_is_planned_as_if_it_had_been_measured() -> None:
-    def costs(persist_s: float) -> Costs:
-        return Costs(iteration_s=1.0, stall_s=0.5, copy_s=2.0, persist_s=persist_s, slowdown=0.1)
-
-    changed = checkpoint(costs(12.0), stall_s=0.5).with_storage(4).profile
-    measured = costs(3.0).profile()
-    for name in ("host_copy_s", "persist_s", "durable_s", "cost_s", "cost_upper_s"):
-        assert getattr(changed, name) == pytest.approx(getattr(measured, name)), name
-
-
 def test_a_month_on_s3_is_storage_requests_and_restores() -> None:
     costs = Costs(iteration_s=1.0, stall_s=1.0, persist_s=30.0)
     saved = checkpoint(costs)

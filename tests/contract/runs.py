@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,16 @@ def managed(chk_dir: Path, chk: CFCheckpoint, **changes: Any) -> CFManager:
     return CFManager(chk_dir, chk, **{**settings, **changes})
 
 
+@contextmanager
+def running(
+    chk_dir: Path, *, seed: int = 0, **changes: Any
+) -> Iterator[tuple[Training, CFManager]]:
+    """A training and its manager, which is closed at the end."""
+    training = Training(seed)
+    with managed(chk_dir, training.chk, **changes) as manager:
+        yield training, manager
+
+
 def config(**changes: Any) -> CFConfig:
     """Settings for tests: settled state is checked at every barrier, no wait is long."""
     settings: dict[str, Any] = {
@@ -109,8 +120,7 @@ def config(**changes: Any) -> CFConfig:
 
 def written(chk_dir: Path, num: int = 3, seed: int = 0, **changes: Any) -> list[str]:
     """Train ``num`` iterations with a checkpoint at each; the bits at each boundary."""
-    training = Training(seed)
-    with managed(chk_dir, training.chk, **{"chk_freq": 1, **changes}) as manager:
+    with running(chk_dir, seed=seed, **{"chk_freq": 1, **changes}) as (training, manager):
         bits = []
         for _ in range(num):
             bits += training.steps(manager, 1)
@@ -120,8 +130,7 @@ def written(chk_dir: Path, num: int = 3, seed: int = 0, **changes: Any) -> list[
 
 def restored(chk_dir: Path, step: int | None = None) -> Training:
     """Another training, which got what a checkpoint holds: the newest, or that of ``step``."""
-    training = Training(seed=9)
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir, seed=9) as (training, manager):
         assert manager.restore(step)
     return training
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import checkfreq
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
 from checkfreq.errors import ConfigError
 from checkfreq.policy.retention import DEFAULT_RETENTION
 from iterators import CFIterator
-from tests.contract.runs import Training, loader, managed, train
+from tests.contract.runs import loader, managed, running, train
 
 CHK = CFCheckpoint(model=torch.nn.Linear(1, 1))
 
@@ -34,38 +32,10 @@ DEFAULTS = {
 }
 
 
-def parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    found = dict(inspect.signature(function).parameters)
-    found.pop("self", None)
-    return found
-
-
 def test_the_manager_takes_two_positional_arguments_and_these_keywords() -> None:
-    found = parameters(CFManager.__init__)
+    found = dict(inspect.signature(CFManager).parameters)
     assert list(found) == ["chk_dir", "chk", *DEFAULTS]
     assert {name: found[name].default for name in DEFAULTS} == DEFAULTS
-
-
-@pytest.mark.parametrize(
-    ("function", "num_positional"),
-    [
-        (CFCheckpoint.__init__, 0),
-        (CFManager.__init__, 2),
-        (CFManager.weight_update, 1),
-        (CFManager.save, 0),
-        (CFManager.restore, 1),
-        (CFManager.close, 0),
-        (checkfreq.load, 1),
-        (CFIterator.__init__, 1),
-    ],
-    ids=lambda value: getattr(value, "__qualname__", ""),
-)
-def test_everything_after_the_second_argument_is_keyword_only(
-    function: Callable[..., Any], num_positional: int
-) -> None:
-    kinds = [parameter.kind for parameter in parameters(function).values()]
-    keyword = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
-    assert all(kind in keyword for kind in kinds[num_positional:])
 
 
 def test_everything_else_is_a_field_of_cfconfig_with_its_unit_and_default() -> None:
@@ -82,13 +52,10 @@ def test_everything_else_is_a_field_of_cfconfig_with_its_unit_and_default() -> N
     ("setting", "found"),
     [
         ({"num_slots": 0}, "expected at least 1, got 0"),
-        ({"writer_threads": 0}, "expected"),
         ({"write_chunk_bytes": 1000}, "expected a multiple of 4096"),
         ({"takeover_s": float("inf")}, "expected a finite number"),
-        ({"persist_timeout_s": -1.0}, "expected"),
         ({"host_memory_limit": 0}, "expected None or more than 0"),
         ({"arena_slack": 2.0}, "expected a fraction from 0 to 1"),
-        ({"nice": 20}, "expected"),
         ({"objective": "goodput"}, "expected an Objective, got 'goodput'"),
         ({"summary_writer": 3}, "expected None or an object with add_scalar"),
         ({"snapshot_place": "host"}, "expected None or a SnapshotPlace"),
@@ -110,10 +77,8 @@ def test_a_setting_out_of_its_range_is_a_config_error_naming_it(
         ({"chk_freq": None}, "MANUAL needs chk_freq=N"),
         ({"chk_freq": -1}, "chk_freq: expected a number of iterations >= 0, got -1"),
         ({"max_overhead": 0.0}, "max_overhead: expected a fraction between 0 and 1, got 0"),
-        ({"max_overhead": 1.0}, "max_overhead: expected a fraction between 0 and 1, got 1"),
         ({"max_overhead": float("nan")}, "max_overhead: expected a fraction.*got nan"),
         ({"mtbf_s": 0.0}, "mtbf_s: expected None or finite seconds > 0, got 0"),
-        ({"mtbf_s": float("inf")}, "mtbf_s: expected None or finite seconds > 0, got inf"),
         ({"tolerate_failures": -1}, "tolerate_failures: expected at least 0, got -1"),
         ({"config": CFConfig(stop_signals=("SIGNAL",))}, "stop_signals: .* got 'SIGNAL'"),
         ({"config": CFConfig(stop_signals=("SIGKILL",))}, "stop_signals"),
@@ -130,8 +95,7 @@ def test_an_argument_out_of_its_range_is_a_config_error_and_starts_nothing(
 
 
 def test_zero_means_epoch_boundaries_and_explicit_saves_only(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=0, retention=KeepLast(99)) as manager:
+    with running(chk_dir, chk_freq=0, retention=KeepLast(99)) as (training, manager):
         iterator = CFIterator(loader(), cf_manager=manager)
 
         def save_at_four() -> None:
@@ -141,14 +105,6 @@ def test_zero_means_epoch_boundaries_and_explicit_saves_only(chk_dir: Path) -> N
         train(training, manager, iterator, 3, each=save_at_four, tail=manager.wait)
         manager.wait()
         assert manager.all_steps() == [3, 5, 6, 9]
-
-
-def test_a_plain_path_string_is_a_directory_and_its_parents_are_made(tmp_path: Path) -> None:
-    with managed(tmp_path / "a" / "b", CHK):
-        assert (tmp_path / "a" / "b").is_dir()
-    manager = CFManager(str(tmp_path / "c"), CHK, mode=CFMode.MANUAL, chk_freq=0)
-    manager.close()
-    assert (tmp_path / "c").is_dir()
 
 
 def test_a_directory_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> None:
@@ -161,8 +117,7 @@ def test_a_directory_that_cannot_be_made_is_a_config_error(tmp_path: Path) -> No
 def test_by_default_the_last_three_and_the_first_of_the_hour_are_kept_and_pinned_ones(
     chk_dir: Path,
 ) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, retention=DEFAULT_RETENTION) as manager:
+    with running(chk_dir, retention=DEFAULT_RETENTION) as (training, manager):
         for _ in range(7):
             training.steps(manager, 1)
             manager.save(wait=True, keep=manager.global_step == 3)

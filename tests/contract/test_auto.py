@@ -12,14 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
 
-from checkfreq import CFManager, CFMode, KeepLast, load
-from checkfreq.errors import ConfigError
+from checkfreq import CFManager, CFMode, load
 from checkfreq.types import Objective
-from iterators import CFIterator
-from tests.contract.conftest import Hold
-from tests.contract.runs import BATCH, NUM_SAMPLES, Training, config, generator_bits, managed
+from tests.contract.runs import Training, config, generator_bits, managed
 
 #: Boundaries within which the first checkpoint must have been begun: the one at which slots are
 #: allocated, one until they are seen to be ready, two of warm-up, a clean one, one to spare.
@@ -52,19 +48,6 @@ def test_the_first_checkpoint_comes_after_the_profile_whatever_the_bound(chk_dir
         training.steps(manager, FIRST)
         manager.wait()
         assert len(manager.all_steps()) == 1
-
-
-def test_an_epoch_shorter_than_the_profile_works(chk_dir: Path) -> None:
-    training = Training()
-    loader = DataLoader(TensorDataset(torch.randn(NUM_SAMPLES, 3)), batch_size=BATCH)
-    with auto(chk_dir, training) as manager:
-        batches = CFIterator(loader, cf_manager=manager)
-        for _ in batches.epochs(15):
-            for (x,) in batches:
-                training.update(manager, x)
-        manager.wait()
-        assert manager.stats()["num_committed"] >= 1
-        assert manager.global_step == 15 * NUM_SAMPLES // BATCH
 
 
 def test_a_plan_is_said_once_noted_told_as_data_and_there_at_once_after_a_resume(
@@ -100,23 +83,6 @@ def test_a_plan_is_said_once_noted_told_as_data_and_there_at_once_after_a_resume
         assert manager.stats()["interval_steps"] is not None
 
 
-def test_manual_mode_measures_too_and_keeps_its_interval(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=7, retention=KeepLast(99)) as manager:
-        while manager.stats()["persist_s"] is None and manager.global_step < 20_000:
-            training.steps(manager, 7)
-            manager.wait()  # else a checkpoint that finds no slot is taken some steps later
-        stats = manager.stats()
-        assert {step % 7 for step in manager.all_steps()} == {0}
-    assert stats["interval_steps"] == 7
-    assert stats["persist_s"] > 0
-    assert stats["predicted_overhead"] == pytest.approx(
-        stats["cost_s"] / (7 * stats["iteration_s"]) + stats["boundary_s"] / stats["iteration_s"]
-    )
-    assert events(chk_dir, "plan") == []
-    assert not (chk_dir / "profile.json").exists()
-
-
 def test_a_profile_of_another_state_is_not_used(
     chk_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -126,35 +92,6 @@ def test_a_profile_of_another_state_is_not_used(
         other.steps(manager, 1)
         assert manager.stats()["interval_steps"] is None
     assert "measured under other conditions: state: expected" in caplog.text
-
-
-def test_a_late_persist_defers_the_next_and_is_counted(chk_dir: Path, hold_worker: Hold) -> None:
-    planned(chk_dir, Training(), dynamic=False, max_overhead=0.99).close()
-    gate = hold_worker("commit.mkdir")
-    resumed = Training(seed=1)
-    with auto(chk_dir, resumed, dynamic=False, max_overhead=0.99) as manager:
-        manager.restore()
-        resumed.steps(manager, 1)
-        interval = manager.stats()["interval_steps"]
-        resumed.steps(manager, 2 * interval)
-        gate.wait_reached()
-        resumed.steps(manager, 3 * interval)
-        assert manager.stats()["num_deferred"] >= 1
-        assert len(manager.all_steps()) >= 1
-        gate.open()
-    assert events(chk_dir, "deferred")[-1]["why"] in (
-        "the previous checkpoint is not durable yet",
-        "no free slot",
-    )
-
-
-def test_an_iterators_interval_conflicts_with_auto(chk_dir: Path) -> None:
-    loader = DataLoader(TensorDataset(torch.randn(NUM_SAMPLES, 3)), batch_size=BATCH)
-    with auto(chk_dir, Training()) as manager:
-        with pytest.raises(ConfigError, match="chk_freq=3.*mode=CFMode.MANUAL"):
-            CFIterator(loader, cf_manager=manager, chk_freq=3)
-        with pytest.raises(ConfigError, match="dynamic=False.*dynamic=True"):
-            CFIterator(loader, cf_manager=manager, dynamic=False)
 
 
 def test_profiling_draws_no_random_number_and_changes_no_state(chk_dir: Path) -> None:

@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-import checkfreq
-from checkfreq import KeepLast
 from checkfreq.errors import StateError
 from iterators import CFIterator
-from tests.contract.conftest import Hold
-from tests.contract.runs import Training, loader, managed, train
+from tests.contract.runs import Training, loader, managed, running, train
 
 
 def test_a_boundary_is_passed_before_the_next_batch_is_fetched(chk_dir: Path) -> None:
@@ -32,8 +29,7 @@ def test_a_boundary_is_passed_before_the_next_batch_is_fetched(chk_dir: Path) ->
 def test_a_boundary_is_passed_only_if_an_update_was_attempted_since_the_last_one(
     chk_dir: Path,
 ) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         steps = []
         for number, (x,) in enumerate(CFIterator(loader(batch_size=2), cf_manager=manager)):
             steps.append(manager.global_step)
@@ -44,8 +40,7 @@ def test_a_boundary_is_passed_only_if_an_update_was_attempted_since_the_last_one
 
 
 def test_accumulate_says_so_explicitly(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with managed(chk_dir, Training().chk) as manager:
         iterator = CFIterator(loader(batch_size=3), cf_manager=manager, accumulate=3)
         steps = []
         for _ in iterator.epochs(2):
@@ -58,8 +53,7 @@ def test_accumulate_says_so_explicitly(chk_dir: Path) -> None:
 
 
 def test_the_last_boundary_of_an_epoch_is_passed_when_epochs_advances(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         iterator = CFIterator(loader(), cf_manager=manager)
         tails: list[int] = []
         heads: list[int] = []
@@ -72,36 +66,10 @@ def test_the_last_boundary_of_an_epoch_is_passed_when_epochs_advances(chk_dir: P
         assert manager.global_step == 6
 
 
-def test_the_tail_is_inside_the_epoch(chk_dir: Path) -> None:
-    """What validation and the per-epoch scheduler change is in the epoch's checkpoint."""
-    training = Training()
-    run = {"best": 0}
-    training.chk = Training(run=run).chk
-    training = Training(run=run)
-    bits: list[str] = []
-    with managed(chk_dir, training.chk) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-
-        def tail() -> None:
-            run["best"] = manager.global_step
-            torch.rand(3)
-            bits.append(training.bits())
-
-        train(training, manager, iterator, 2, tail=tail)
-    for step, best, expected in ((3, 2, bits[0]), (6, 5, bits[1])):
-        restored_run: dict[str, int] = {}
-        restored = Training(seed=3, run=restored_run)
-        with managed(chk_dir, restored.chk) as manager:
-            manager.restore(step)
-            assert restored.bits() == expected
-            assert restored_run == {"best": best}
-
-
 def test_leaving_the_loop_early_after_an_update_passes_the_boundary_and_ends_the_epoch_there(
     chk_dir: Path,
 ) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         iterator = CFIterator(loader(), cf_manager=manager)
         for (x,) in iterator:
             training.update(manager, x)
@@ -117,8 +85,7 @@ def test_leaving_the_loop_early_after_an_update_passes_the_boundary_and_ends_the
 def test_save_with_wait_is_refused_while_a_batch_is_in_use_not_once_the_loop_was_left(
     chk_dir: Path,
 ) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         batches = CFIterator(loader(), cf_manager=manager)
         for (x,) in batches:
             if batches.step == 2:
@@ -130,40 +97,6 @@ def test_save_with_wait_is_refused_while_a_batch_is_in_use_not_once_the_loop_was
             break
         manager.save(wait=True)
         assert manager.all_steps() == [2]
-
-
-def test_a_checkpoint_between_batches_is_continued_with_the_very_next_batch(chk_dir: Path) -> None:
-    reference = Training()
-    with managed(chk_dir, reference.chk, chk_freq=1, retention=KeepLast(99)) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-        train(reference, manager, iterator, 2, each=manager.wait, tail=manager.wait)
-        expected = reference.bits()
-    for step in (5, 3, 2):  # an older step is only there while none before it was
-        training = Training(seed=step)
-        with managed(chk_dir, training.chk, retention=KeepLast(99)) as manager:
-            iterator = CFIterator(loader(), cf_manager=manager)
-            assert manager.restore(step)
-            train(training, manager, iterator, 2)
-            assert manager.global_step == 6
-            assert training.bits() == expected, f"continued from step {step}"
-
-
-def test_state_that_the_forward_pass_changes_belongs_to_the_next_boundary(
-    chk_dir: Path, hold_trainer: Hold
-) -> None:
-    """BatchNorm's statistics are copied before step returns, however slow the rest is."""
-    training = Training()
-    gate = hold_trainer("snapshot.copy_settled")
-    with managed(chk_dir, training.chk) as manager:
-        manager.save()
-        norm = training.model.layers[1]
-        expected = {name: tensor.clone() for name, tensor in norm.state_dict().items()}
-        training.backward()
-        assert not torch.equal(norm.running_mean, expected["running_mean"])
-        gate.open()
-    saved = checkfreq.load(chk_dir)["model"]
-    for name, tensor in expected.items():
-        assert torch.equal(saved[f"layers.1.{name}"], tensor)
 
 
 def test_step_of_a_closed_manager_is_a_state_error(chk_dir: Path) -> None:

@@ -6,33 +6,17 @@ import logging
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
 
-from checkfreq import CFCheckpoint, KeepLast
+from checkfreq import KeepLast
 from checkfreq.errors import PersistError
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator
 from tests.contract.conftest import Hold, SetFault
-from tests.contract.runs import Training, loader, managed, restored, written
-
-
-def test_a_clean_close_checkpoints_the_last_boundary_if_it_is_not_durable(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=2) as manager:
-        bits = training.steps(manager, 3)
-    assert CheckpointStore(chk_dir).steps()[-1] == 3
-    assert restored(chk_dir).bits() == bits[-1]
-
-
-def test_a_clean_close_of_a_manager_that_did_nothing_leaves_no_checkpoint(chk_dir: Path) -> None:
-    managed(chk_dir, Training().chk).close()
-    assert CheckpointStore(chk_dir).steps() == []
+from tests.contract.runs import Training, loader, managed, restored, running, written
 
 
 def test_a_clean_close_passes_the_boundary_that_an_iterator_still_owes(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         for (x,) in CFIterator(loader(), cf_manager=manager):
             training.update(manager, x)
         assert manager.global_step == 2
@@ -104,36 +88,32 @@ def test_after_an_exception_only_work_in_flight_is_finished(
 
 
 def step_and_crash(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1, tolerate_failures=0) as manager:
+    with running(chk_dir, chk_freq=1, tolerate_failures=0) as (training, manager):
         training.steps(manager, 1)
         raise ZeroDivisionError("mine")
 
 
-@pytest.mark.parametrize("script", ["commit.mkdir:raise-ENOSPC:*", "commit.mkdir:kill-self:*"])
-def test_the_exception_is_never_masked_by_a_failing_persist(
-    chk_dir: Path, worker_fault: SetFault, script: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("commit.mkdir:raise-ENOSPC:*", "checkpoint of step 1 failed"),
+        ("slot.release:raise-EIO:*", "while closing after ZeroDivisionError"),
+    ],
+    ids=["a failing persist", "an error of ours"],
+)
+def test_the_exception_is_never_masked(
+    chk_dir: Path, trainer_fault: SetFault, caplog: pytest.LogCaptureFixture, script: str, said: str
 ) -> None:
-    worker_fault(script)
+    trainer_fault(script)
     with pytest.raises(ZeroDivisionError, match="mine") as caught:
         step_and_crash(chk_dir)
     assert caught.value.__context__ is None
-    assert "checkpoint of step 1 failed" in caplog.text
-
-
-def test_the_exception_is_never_masked_by_an_error_of_ours(
-    chk_dir: Path, trainer_fault: SetFault, caplog: pytest.LogCaptureFixture
-) -> None:
-    trainer_fault("slot.release:raise-EIO:*")
-    with pytest.raises(ZeroDivisionError, match="mine"):
-        step_and_crash(chk_dir)
-    assert "while closing after ZeroDivisionError" in caplog.text
+    assert said in caplog.text
 
 
 def test_close_tries_the_last_checkpoint_once_more(chk_dir: Path, worker_fault: SetFault) -> None:
     worker_fault("commit.sync_payload:raise-EIO:1")
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         training.steps(manager, 1)
     assert CheckpointStore(chk_dir).steps() == [1]
 
@@ -151,24 +131,14 @@ def test_close_gives_up_at_its_timeout_and_raises(
     assert CheckpointStore(chk_dir).steps() == []
 
 
-def test_closing_without_time_for_the_final_checkpoint_says_so(chk_dir: Path) -> None:
-    model = nn.Linear(4096, 4096)  # slots that a thread prepares
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    manager = managed(chk_dir, CFCheckpoint(model=model, optimizer=optimizer))
-    manager.step()
-    try:
-        manager.close(timeout_s=0.0)
-    except PersistError as error:
-        message = str(error)
-    else:
-        message = ""
-    # Without a word it is durable; that it cannot be is said.
-    assert bool(message) != (CheckpointStore(chk_dir).steps() == [1])
-
-
-def test_a_clean_close_has_no_complaint(chk_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1, retention=KeepLast(1)) as manager:
-        training.steps(manager, 4)  # the last prune is still to be carried out at close
+def test_a_clean_close_checkpoints_the_last_boundary_if_there_is_one_and_has_no_complaint(
+    chk_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(chk_dir, chk_freq=3, retention=KeepLast(1)) as (training, manager):
+        assert manager.restore() is False
+        bits = training.steps(manager, 4)  # the last prune is still to be carried out at close
     assert CheckpointStore(chk_dir).steps() == [4]
+    assert restored(chk_dir).bits() == bits[-1]
+    managed(chk_dir.with_name("nothing done"), training.chk).close()
+    assert CheckpointStore(chk_dir.with_name("nothing done")).steps() == []
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -16,10 +16,8 @@ from checkfreq import CFManager
 from checkfreq.errors import PersistError, SnapshotError, WorkerDiedError
 from checkfreq.events import FailureNotice
 from checkfreq.persist.protocol import readable
-from checkfreq.store.store import CheckpointStore
-from tests.contract.conftest import Gate, Hold, SetFault
-from tests.contract.runs import Training, config, managed, written
-from tests.fork_server import FORK_SERVER
+from tests.contract.conftest import Hold, SetFault
+from tests.contract.runs import Training, config, managed, running, written
 
 EVERY_COMMIT_FAILS = "commit.sync_payload:raise-EIO:*"
 
@@ -41,8 +39,7 @@ def test_a_failed_persist_is_logged_as_error_and_training_goes_on(
 ) -> None:
     written(chk_dir, 1)
     worker_fault("commit.sync_payload:raise-ENOSPC:1")
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+    with running(chk_dir, chk_freq=1) as (training, manager):
         manager.restore()
         failing(training, manager, 1)
         records = [r for r in caplog.records if r.levelno == logging.ERROR]
@@ -85,21 +82,6 @@ def test_by_default_failures_in_a_row_pause_the_tries_and_never_end_the_training
         told[0].steps_at_risk,
         told[1].steps_at_risk,
     ]
-
-
-@pytest.mark.parametrize("at_boundary", [True, False])
-def test_by_default_close_raises_if_the_last_state_is_not_durable(
-    chk_dir: Path, worker_fault: SetFault, at_boundary: bool
-) -> None:
-    worker_fault(EVERY_COMMIT_FAILS)
-    training = Training()
-    manager = managed(chk_dir, training.chk, chk_freq=1)
-    training.steps(manager, 1)
-    if not at_boundary:
-        training.update(manager)
-    with pytest.raises(PersistError, match="Persist worker's traceback"):
-        manager.close()
-    assert manager.all_steps() == []
 
 
 def test_workers_that_cannot_use_the_directory_are_not_started_at_every_boundary(
@@ -153,8 +135,7 @@ def test_more_than_tolerated_in_a_row_raise_with_the_childs_traceback(
 
 def test_a_success_starts_the_count_anew(chk_dir: Path, worker_fault: SetFault) -> None:
     worker_fault("commit.mkdir:raise-EIO:1;commit.sync_payload:raise-EIO:7")
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1, tolerate_failures=1) as manager:
+    with running(chk_dir, chk_freq=1, tolerate_failures=1) as (training, manager):
         failing(training, manager, 1)
         for _ in range(2):  # three files each: the seventh sync is the fourth attempt's
             training.steps(manager, 1)
@@ -164,36 +145,6 @@ def test_a_success_starts_the_count_anew(chk_dir: Path, worker_fault: SetFault) 
         training.steps(manager, 1)
         manager.wait()
         assert manager.all_steps() == [2, 3, 5]
-
-
-def test_a_worker_that_died_is_replaced_and_its_snapshot_still_becomes_a_checkpoint(
-    chk_dir: Path, worker_fault: SetFault, caplog: pytest.LogCaptureFixture
-) -> None:
-    worker_fault("commit.rename:kill-self:2")
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
-        for _ in range(2):
-            training.steps(manager, 1)
-            manager.wait()
-        assert manager.all_steps() == [1, 2]
-        assert manager.stats()["num_workers_replaced"] == 1
-        assert manager.stats()["num_failed"] == 0
-    assert "was killed by SIGKILL while it held step 2; starting another" in caplog.text
-
-
-def test_a_worker_killed_while_idle_is_noticed_at_the_next_boundary(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
-        training.steps(manager, 1)
-        manager.wait()
-        process = manager._persistence._client._process
-        assert process is not None
-        os.kill(process.pid, signal.SIGKILL)
-        assert process.wait(60.0)
-        training.steps(manager, 1)
-        assert manager.stats()["num_workers_replaced"] == 1
-        manager.wait()
-        assert manager.all_steps() == [1, 2]
 
 
 def test_a_snapshot_that_kills_every_worker_is_given_up_and_counted(
@@ -209,31 +160,6 @@ def test_a_snapshot_that_kills_every_worker_is_given_up_and_counted(
     assert manager.stats()["num_failed"] == 1
     with pytest.raises(WorkerDiedError):
         manager.close()
-
-
-def _snapshot_and_die(chk_dir: Path, gate: Gate, fault: str) -> None:
-    os.environ["CHECKFREQ_FAULT"] = fault
-    training = Training()
-    manager = managed(chk_dir, training.chk)
-    training.steps(manager, 1)
-    manager.save()
-    gate.wait_reached()
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_persist_outlives_its_trainer(chk_dir: Path, hold_worker: Hold) -> None:
-    """The trainer is killed while its worker has hardly begun; the worker commits alone."""
-    gate = hold_worker("commit.mkdir")
-    fault = os.environ["CHECKFREQ_FAULT"]  # the server has the environment it began with
-    process = FORK_SERVER.Process(target=_snapshot_and_die, args=(chk_dir, gate, fault))
-    process.start()
-    process.join(240)
-    assert process.exitcode == -signal.SIGKILL
-    assert CheckpointStore(chk_dir).steps() == []
-    gate.open()
-    with managed(chk_dir, Training(seed=1).chk) as manager:
-        assert manager.restore()  # waits for the lock, so for the worker
-        assert manager.global_step == 1
 
 
 def test_a_reply_that_waited_for_the_trainer_does_not_count_as_late(chk_dir: Path) -> None:
@@ -254,10 +180,9 @@ def test_a_reply_that_waited_for_the_trainer_does_not_count_as_late(chk_dir: Pat
 def test_an_attempt_that_cannot_begin_ends_and_is_counted(
     chk_dir: Path, hold_trainer: Hold
 ) -> None:
-    training = Training()
     gate = hold_trainer("snapshot.copy_settled")
     settings = config(barrier_timeout_s=0.0, verify_settled=False)
-    with managed(chk_dir, training.chk, config=settings) as manager:
+    with managed(chk_dir, Training().chk, config=settings) as manager:
         manager.save()
         manager.step()  # a boundary without an update: the copy of the one before still runs
         with pytest.raises(SnapshotError, match="barrier_timeout_s"):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import resource
 from pathlib import Path
 
 import pytest
 
 from checkfreq import CFManager
-from checkfreq.errors import PersistError, StateError
+from checkfreq.errors import StateError
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator
-from tests.contract.runs import Training, loader, managed, train
+from tests.contract.runs import Training, loader, managed, running, train
 
 
 def stop_early(chk_dir: Path, *, after: int = 2, breaks: bool = True, **restore: object) -> int:
@@ -72,8 +71,7 @@ def test_a_finished_run_can_be_reopened_and_is_not_finished_again_until_it_says_
 
 
 def test_an_earlier_step_or_a_fresh_start_is_not_finished(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+    with running(chk_dir, chk_freq=1) as (training, manager):
         for _ in range(3):
             training.steps(manager, 1)
             manager.wait()
@@ -90,15 +88,13 @@ def test_an_earlier_step_or_a_fresh_start_is_not_finished(chk_dir: Path) -> None
 
 
 def test_without_an_iterator_a_finished_run_says_so_and_refuses_to_step(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         training.steps(manager, 2)
         manager.finish()
         manager.finish()
         with pytest.raises(StateError, match=r"finished \(step 2\).*reopen=True"):
             manager.step()
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         manager.restore()
         assert manager.finished
         with pytest.raises(StateError, match=r"finished \(step 2\)"):
@@ -108,8 +104,7 @@ def test_without_an_iterator_a_finished_run_says_so_and_refuses_to_step(chk_dir:
 
 def test_finish_in_the_middle_of_an_epoch_ends_the_loop_there(chk_dir: Path) -> None:
     for num_updates in (2, 0):
-        training = Training()
-        with managed(chk_dir, training.chk) as manager:
+        with running(chk_dir) as (training, manager):
             train_loader = CFIterator(loader(), cf_manager=manager)
             manager.restore()
 
@@ -125,8 +120,7 @@ def test_finish_in_the_middle_of_an_epoch_ends_the_loop_there(chk_dir: Path) -> 
 
 
 def test_finish_between_boundaries_is_refused(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         training.steps(manager, 1)
         training.update(manager)
         with pytest.raises(StateError, match=r"finish\(\) between boundaries: an update"):
@@ -134,21 +128,3 @@ def test_finish_between_boundaries_is_refused(chk_dir: Path) -> None:
         assert not manager.finished
         manager.step()
         manager.finish()
-
-
-def test_a_mark_that_cannot_be_written_is_an_error_and_the_run_is_not_finished(
-    chk_dir: Path,
-) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        training.steps(manager, 1)
-        manager.save(wait=True)
-        process = manager._persistence._client._process
-        assert process is not None
-        limits = resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
-        with pytest.raises(PersistError, match="step 1 is durable, but not that the run is fin"):
-            manager.finish()
-        assert not manager.finished
-        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limits)
-        manager.finish()
-    assert CheckpointStore(chk_dir).marks()[1].finished

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -125,48 +126,39 @@ def test_whatever_a_forked_child_does_the_parents_run_goes_on(
     assert manager.stats()["num_committed"] >= 2
 
 
-def test_a_child_forked_in_the_middle_of_a_copy_updates_without_waiting_for_it(
-    chk_dir: Path, hold_trainer: Hold
+@contextlib.contextmanager
+def in_a_child() -> Iterator[bool]:
+    """The block runs in a forked child, which ends there, and in the parent; True in the child."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            yield True
+            os._exit(WELL)
+        finally:
+            os._exit(1)
+    yield False
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == WELL
+
+
+def test_a_child_forked_in_the_middle_of_a_copy_does_not_wait_for_it_and_says_once_whose_it_is(
+    chk_dir: Path, hold_trainer: Hold, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = hold_trainer("snapshot.copy_settled")
-    training = Forkable()
+    training, parent = Forkable(), os.getpid()
     with managed(chk_dir, training.chk, chk_freq=1) as manager:
         training.steps(manager, 1)
         gate.wait_reached()
-        pid = os.fork()
-        if pid == 0:
-            try:
+        with in_a_child() as is_child:
+            if is_child:
                 training.update(manager)  # in the child nobody copies, and nobody will
-                os._exit(WELL)
-            finally:
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == WELL
+                training.steps(manager, 3)
+                manager.close()
+                (said,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]
+                assert f"is a fork of the training process {parent}: " in said
+                assert said.endswith("checkpoints are taken by the parent")
         gate.open()
         manager.wait()
         assert manager.all_steps() == [1]
-
-
-def test_a_child_says_once_that_checkpoints_are_the_parents(
-    chk_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    training = Forkable()
-    parent = os.getpid()
-    with managed(chk_dir, training.chk) as manager:
-        training.steps(manager, 1)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                training.steps(manager, 3)
-                manager.close()
-                said = [r.message for r in caplog.records if r.levelno == logging.WARNING]
-                expected = f"process {os.getpid()} is a fork of the training process {parent}: "
-                assert len(said) == 1
-                assert said[0].startswith(expected)
-                assert said[0].endswith("does nothing here; checkpoints are taken by the parent")
-                os._exit(WELL)
-            finally:
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == WELL
     assert not caplog.records
 
 
@@ -176,19 +168,14 @@ def test_a_child_may_have_a_manager_of_its_own_and_its_stop_signals(
     training = Forkable()
     with managed(chk_dir, training.chk) as manager:
         training.steps(manager, 1)
-        pid = os.fork()
-        if pid == 0:
-            try:
+        with in_a_child() as is_child:
+            if is_child:
                 with managed(tmp_path / "own", training.chk) as own:
                     training.steps(own, 1)
                     os.kill(os.getpid(), signal.SIGTERM)
                     training.steps(own, 1)
                     assert own.stopped
                     assert not manager.should_stop
-                os._exit(WELL)
-            finally:
-                os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == WELL
     assert CheckpointStore(tmp_path / "own").steps() == [2]
     assert CheckpointStore(chk_dir).steps() == [1]
 

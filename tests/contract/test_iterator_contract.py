@@ -10,7 +10,7 @@ import torch
 
 from checkfreq.errors import ConfigError
 from iterators import CFIterator, NotResumableError
-from tests.contract.runs import Training, loader, managed, train
+from tests.contract.runs import Training, loader, managed, running, train
 
 
 def test_chk_freq_and_dynamic_that_agree_are_taken_and_that_conflict_are_a_config_error(
@@ -25,15 +25,13 @@ def test_chk_freq_and_dynamic_that_agree_are_taken_and_that_conflict_are_a_confi
 
 
 def test_steps_crosses_epochs_and_counts_the_total(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         iterator = CFIterator(loader(), cf_manager=manager)
         for (x,) in iterator.steps(4):
             training.update(manager, x)
         assert manager.global_step == 4
         assert (iterator.epoch, iterator.step) == (1, 4)
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir, seed=1) as (training, manager):
         iterator = CFIterator(loader(), cf_manager=manager)
         manager.restore()
         served = 0
@@ -45,8 +43,7 @@ def test_steps_crosses_epochs_and_counts_the_total(chk_dir: Path) -> None:
 
 
 def test_epoch_batch_and_len_stand_for_the_whole_epoch_also_in_mid_epoch(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+    with running(chk_dir, chk_freq=1) as (training, manager):
         iterator = CFIterator(loader(), cf_manager=manager, steps_to_run=4)
         places = []
         for epoch in iterator.epochs(2):
@@ -54,8 +51,7 @@ def test_epoch_batch_and_len_stand_for_the_whole_epoch_also_in_mid_epoch(chk_dir
                 places.append((epoch, iterator.epoch, iterator.batch, len(iterator)))
                 training.update(manager, x)
         assert places == [(0, 0, 0, 3), (0, 0, 1, 3), (0, 0, 2, 3), (1, 1, 0, 3)]
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         iterator = CFIterator(loader(), cf_manager=manager)
         manager.restore()
         assert (iterator.epoch, iterator.batch, len(iterator)) == (1, 1, 3)
@@ -83,8 +79,7 @@ def test_several_iterators_register_under_names_and_each_is_restored(chk_dir: Pa
         extra = CFIterator(loader(), cf_manager=manager, name="extra", marks_steps=False, seed=7)
         return CFIterator(loader(), cf_manager=manager), extra
 
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         main, extra = iterators(manager)
         extra_batches = iter(extra)
         for (x,) in main.steps(2):
@@ -93,8 +88,7 @@ def test_several_iterators_register_under_names_and_each_is_restored(chk_dir: Pa
         manager.save(wait=True)
         expected = next(extra_batches)[0]
         places = main.state_dict()
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir, seed=1) as (training, manager):
         main, extra = iterators(manager)
         manager.restore(2)
         assert main.state_dict() == places
@@ -112,31 +106,15 @@ def test_one_iterator_alone_marks_steps_and_has_its_name(chk_dir: Path) -> None:
         CFIterator(loader(), cf_manager=manager, name="other", marks_steps=False)
 
 
-def test_iterating_for_validation_passes_no_boundary(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        validation = CFIterator(loader(), cf_manager=manager, name="val", marks_steps=False)
-        train(
-            training,
-            manager,
-            CFIterator(loader(), cf_manager=manager),
-            2,
-            tail=lambda: [None for _ in validation].clear(),
-        )
-        assert manager.global_step == 6
-
-
 def test_exact_refuses_a_loader_that_cannot_resume_and_false_takes_it(chk_dir: Path) -> None:
     rows = [torch.ones(4, 3) * number for number in range(3)]
     with pytest.raises(NotResumableError):
         CFIterator(rows)
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+    with running(chk_dir, chk_freq=1) as (training, manager):
         iterator = CFIterator(rows, cf_manager=manager, exact=False, steps_to_run=1)
         for x in iterator:
             training.update(manager, x)
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         iterator = CFIterator(rows, cf_manager=manager, exact=False)
         manager.restore()
         assert [x[0, 0].item() for x in iterator] == [1.0, 2.0]

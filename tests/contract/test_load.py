@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 import checkfreq
-from checkfreq import CFCheckpoint
 from checkfreq.errors import ConfigError, CorruptCheckpointError, MismatchError, NoCheckpointError
 from iterators.testing import digest
 from tests.contract.conftest import Hold
-from tests.contract.runs import Net, Training, managed, written
+from tests.contract.runs import Net, Training, running, written
 from tests.contract.test_restore import flip
 
 
@@ -30,8 +29,7 @@ def by_name(state: Mapping[str, Any]) -> str:
 def test_it_returns_state_dicts_bit_for_bit_which_load_into_plain_torch_objects(
     chk_dir: Path,
 ) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+    with running(chk_dir, chk_freq=1) as (training, manager):
         training.steps(manager, 2)
     saved = checkfreq.load(chk_dir)
     assert {*saved} == {"model", "optimizer", "scheduler", "rng"}
@@ -43,31 +41,9 @@ def test_it_returns_state_dicts_bit_for_bit_which_load_into_plain_torch_objects(
     assert digest(other.optimizer.state_dict()) == digest(saved["optimizer"])
 
 
-def test_its_tensors_are_on_the_cpu_and_own_their_memory(chk_dir: Path) -> None:
-    written(chk_dir, 1)
-    one, other = checkfreq.load(chk_dir)["model"], checkfreq.load(chk_dir)["model"]
-    before = digest(other)
-    for tensor in one.values():
-        assert tensor.device.type == "cpu"
-        tensor.zero_()
-    assert digest(other) == before
-
-
-def test_tied_weights_are_resolved(chk_dir: Path) -> None:
-    model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
-    model[1].weight = model[0].weight
-    with managed(chk_dir, CFCheckpoint(model=model)) as manager:
-        manager.save(wait=True)
-    saved = checkfreq.load(chk_dir)["model"]
-    assert [*saved] == ["0.weight", "1.weight"]
-    assert saved["0.weight"] is saved["1.weight"]
-    assert torch.equal(saved["0.weight"], model[0].weight)
-
-
 def test_it_needs_no_lock_while_a_run_holds_the_directory(chk_dir: Path, hold_worker: Hold) -> None:
     gate = hold_worker("commit.rename")
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         manager.save()
         gate.wait_reached()
         with pytest.raises(NoCheckpointError):

@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import checkfreq
 from checkfreq import CFCheckpoint, KeepLast
 from checkfreq.errors import (
     ConfigError,
     CorruptCheckpointError,
-    MismatchError,
     NoCheckpointError,
     StateError,
 )
@@ -34,10 +32,10 @@ from tests.contract.runs import (
     loader,
     managed,
     restored,
+    running,
     train,
     written,
 )
-from tests.store.parsing import steps_parsed
 
 
 def flip(chk_dir: Path, step: int, name: str = "model.safetensors", at: int = -1) -> None:
@@ -46,27 +44,6 @@ def flip(chk_dir: Path, step: int, name: str = "model.safetensors", at: int = -1
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
-
-
-def test_it_returns_false_if_the_directory_never_held_a_checkpoint(chk_dir: Path) -> None:
-    training = Training()
-    bits = training.bits()
-    with managed(chk_dir, training.chk) as manager:
-        assert manager.restore() is False
-        assert training.bits() == bits
-        training.steps(manager, 1)
-    assert CheckpointStore(chk_dir).steps() == [1]
-
-
-def test_it_restores_the_newest_checkpoint_in_place_and_returns_true(chk_dir: Path) -> None:
-    bits = written(chk_dir, 3)
-    training = Training(seed=1)
-    addresses = [tensor.data_ptr() for tensor in training.model.state_dict().values()]
-    with managed(chk_dir, training.chk) as manager:
-        assert manager.restore() is True
-        assert training.bits() == bits[-1]
-        assert manager.global_step == 3
-    assert [t.data_ptr() for t in training.model.state_dict().values()] == addresses
 
 
 def test_verified_before_it_is_loaded_nothing_is_changed_if_none_validates(chk_dir: Path) -> None:
@@ -85,8 +62,7 @@ def test_verified_before_it_is_loaded_nothing_is_changed_if_none_validates(chk_d
 def test_after_a_restore_that_left_parts_of_a_checkpoint_every_call_raises(chk_dir: Path) -> None:
     written(chk_dir, 1)
     flip(chk_dir, 1)
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir, seed=1) as (training, manager):
         with pytest.raises(CorruptCheckpointError, match="at least one that validates") as caught:
             manager.restore()
         assert "live objects hold parts of step" in str(caught.value)
@@ -112,8 +88,7 @@ def test_a_damaged_newest_checkpoint_is_walked_past_reported_and_quarantined(
 ) -> None:
     bits = written(chk_dir, 3)
     flip(chk_dir, 3)
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir, seed=1) as (training, manager):
         assert manager.restore()
         assert training.bits() == bits[1]
         assert manager.global_step == 2
@@ -131,8 +106,7 @@ def test_a_newest_checkpoint_that_cannot_be_read_is_walked_past_and_stays_as_it_
 ) -> None:
     bits = written(chk_dir, 3)
     bad = chk_dir / "step-00000003" / "model.safetensors"
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk, chk_freq=99) as manager:
+    with running(chk_dir, seed=1, chk_freq=99) as (training, manager):
         with failing_calls(os.getpid(), "preadv,preadv2", "EIO", path=bad):
             assert manager.restore()
         assert training.bits() == bits[1]
@@ -145,51 +119,19 @@ def test_a_newest_checkpoint_that_cannot_be_read_is_walked_past_and_stays_as_it_
     assert CheckpointStore(chk_dir).verify(3)
 
 
-def test_a_read_that_fails_for_a_moment_loses_nothing(
-    chk_dir: Path, caplog: pytest.LogCaptureFixture, trainer_fault: Callable[[str], None]
+def test_a_step_asked_for_is_restored_or_an_error_and_no_other_step_is(
+    chk_dir: Path, trainer_fault: SetFault
 ) -> None:
     bits = written(chk_dir, 3)
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk) as manager:
-        trainer_fault("restore.read:raise-EIO:1")
-        assert manager.restore()
-        assert training.bits() == bits[2]
-
-
-def test_a_step_asked_for_is_restored_or_its_absence_an_error(chk_dir: Path) -> None:
-    bits = written(chk_dir, 3)
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk) as manager:
+    flip(chk_dir, 3)
+    with running(chk_dir, seed=1) as (training, manager):
         with pytest.raises(NoCheckpointError, match="has no step 7; it has: 1, 2, 3"):
             manager.restore(7)
+        trainer_fault("restore.read:raise-EIO:1")  # for a moment: it is read again
         assert manager.restore(2)
         assert training.bits() == bits[1]
-
-
-def test_a_damaged_step_asked_for_is_an_error_and_no_other_step_is_restored(chk_dir: Path) -> None:
-    written(chk_dir, 3)
-    flip(chk_dir, 2)
-    training = Training(seed=1)
-    with (
-        managed(chk_dir, training.chk) as manager,
-        pytest.raises(CorruptCheckpointError, match="step-00000002"),
-    ):
-        manager.restore(2)
-
-
-def test_after_an_older_step_the_first_commit_moves_later_ones_to_superseded(chk_dir: Path) -> None:
-    written(chk_dir, 3)
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk, retention=KeepLast(99)) as manager:
-        manager.restore(1)
-        assert manager.all_steps() == [1, 2, 3]
-        training.steps(manager, 1)
-        bits = training.bits()
-        manager.save(wait=True)
-        assert manager.all_steps() == [1, 2]
-    aside = sorted(path.name for path in (chk_dir / "superseded").iterdir())
-    assert aside == ["step-00000002", "step-00000003"]
-    assert restored(chk_dir).bits() == bits
+        with pytest.raises(CorruptCheckpointError, match="step-00000003"):
+            manager.restore(3)
 
 
 def test_only_the_first_commit_moves_steps_aside_however_many_are_on_their_way(
@@ -197,57 +139,45 @@ def test_only_the_first_commit_moves_steps_aside_however_many_are_on_their_way(
 ) -> None:
     written(chk_dir, 3)
     gate = hold_worker("commit.mkdir")
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk, retention=KeepLast(99)) as manager:
+    with running(chk_dir, seed=1, retention=KeepLast(99)) as (training, manager):
         manager.restore(1)
         for _ in range(2):
             training.steps(manager, 1)
             manager.save(keep=True)
+        bits = training.bits()
         gate.open()
         manager.wait()
         assert manager.all_steps() == [1, 2, 3]
     assert CheckpointStore(chk_dir).marks()[2].keep
     aside = sorted(path.name for path in (chk_dir / "superseded").iterdir())
     assert aside == ["step-00000002", "step-00000003"]
+    assert restored(chk_dir).bits() == bits
 
 
-def test_a_replaced_worker_does_not_move_this_runs_steps_aside(
+def test_fresh_starts_over_and_sets_the_old_ones_aside_once_whatever_worker_does_it(
     chk_dir: Path, worker_fault: SetFault
 ) -> None:
     written(chk_dir, 1)
     worker_fault("commit.mkdir:kill-self:2")
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk, fresh=True) as manager:
+    with running(chk_dir, seed=1, fresh=True) as (training, manager):
+        assert manager.restore() is False
         for _ in range(2):
             training.steps(manager, 1)
             manager.save()
         manager.wait()
         assert manager.stats()["num_workers_replaced"] == 1
         assert manager.all_steps() == [1, 2]
+        bits = training.bits()
     aside = [path.name for path in (chk_dir / "superseded").iterdir()]
     assert aside == ["step-00000001"]
-
-
-def test_fresh_starts_over_and_sets_the_old_ones_aside(chk_dir: Path) -> None:
-    written(chk_dir, 2)
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk, chk_freq=1, fresh=True) as manager:
-        assert manager.restore() is False
-        assert manager.all_steps() == [1, 2]
-        bits = training.steps(manager, 2)
-        manager.wait()
-        assert manager.all_steps() == [1, 2]
-    aside = sorted(path.name for path in (chk_dir / "superseded").iterdir())
-    assert aside == ["step-00000001", "step-00000002"]
-    assert restored(chk_dir).bits() == bits[-1]
+    assert restored(chk_dir).bits() == bits
 
 
 def test_only_and_exclude_choose_what_is_restored_by_names_that_exist(chk_dir: Path) -> None:
     written(chk_dir, 1)
     for choice in ({"only": ["model"]}, {"exclude": ["optimizer", "scheduler", "rng"]}):
-        training = Training(seed=1)
-        generators = generator_bits()
-        with managed(chk_dir, training.chk) as manager:
+        with running(chk_dir, seed=1) as (training, manager):
+            generators = generator_bits()
             arguments: dict[str, Any] = choice
             assert manager.restore(**arguments)
         saved = checkfreq.load(chk_dir)["model"]
@@ -262,39 +192,9 @@ def test_only_and_exclude_choose_what_is_restored_by_names_that_exist(chk_dir: P
         manager.restore(only=["modle"])
 
 
-def test_mismatches_are_listed_in_one_error_and_nothing_changed(chk_dir: Path) -> None:
-    written(chk_dir, 1)
-    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with managed(chk_dir, CFCheckpoint(model=model, extra={})) as manager:
-        with pytest.raises(MismatchError) as caught:
-            manager.restore()
-        assert manager.global_step == 0
-    text = str(caught.value)
-    for part in ("model.0.weight", "model.layers.0.weight", "extra (the whole", "optimizer (the"):
-        assert part in text
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, before[name])
-    assert not (chk_dir / "quarantine").exists()
-
-
-def test_strict_false_loads_what_fits_and_says_what_did_not(
-    chk_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    written(chk_dir, 1)
-    training = Training(seed=1, extra={"a": 1})
-    training.model.layers[4] = nn.Linear(8, 2)
-    with managed(chk_dir, training.chk) as manager:
-        assert manager.restore(strict=False)
-    saved = checkfreq.load(chk_dir)["model"]
-    assert torch.equal(training.model.layers[0].weight, saved["layers.0.weight"])
-    assert "layers.4.weight" in caplog.text
-
-
 def test_it_is_a_state_error_after_iteration_began(chk_dir: Path) -> None:
     written(chk_dir, 1)
-    training = Training()
-    with managed(chk_dir, training.chk, fresh=True) as manager:
+    with running(chk_dir, fresh=True) as (training, manager):
         training.update(manager)
         with pytest.raises(StateError, match="after iteration began"):
             manager.restore()
@@ -341,13 +241,11 @@ def test_what_cannot_be_restored_is_refused_and_nothing_changed(
 def test_a_position_restored_before_its_iterator_exists_is_applied_when_that_registers(
     chk_dir: Path,
 ) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         iterator = CFIterator(loader(), cf_manager=manager, name="images", steps_to_run=2)
         train(training, manager, iterator, 1)
         expected = iterator.state_dict()
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir, seed=1) as (training, manager):
         manager.restore()
         iterator = CFIterator(loader(), cf_manager=manager, name="images")
         assert iterator.state_dict() == expected
@@ -355,17 +253,14 @@ def test_a_position_restored_before_its_iterator_exists_is_applied_when_that_reg
 
 
 def test_a_position_without_its_iterator_is_kept(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         iterator = CFIterator(loader(), cf_manager=manager, steps_to_run=2)
         train(training, manager, iterator, 1)
         expected = iterator.state_dict()
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+    with running(chk_dir, chk_freq=1) as (training, manager):
         manager.restore()
         training.steps(manager, 1)
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         iterator = CFIterator(loader(), cf_manager=manager)
         manager.restore()
         assert manager.global_step == 3
@@ -377,8 +272,7 @@ def test_a_look_at_the_data_does_not_change_the_random_numbers_of_training(chk_d
     with managed(chk_dir, reference.chk, chk_freq=1) as manager:
         train(reference, manager, CFIterator(loader(), cf_manager=manager), 1, each=manager.wait)
         expected = reference.bits()
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir, seed=1) as (training, manager):
         iterator = CFIterator(loader(), cf_manager=manager)
         assert manager.restore(1)
         (x,) = next(iter(iterator))
@@ -387,14 +281,6 @@ def test_a_look_at_the_data_does_not_change_the_random_numbers_of_training(chk_d
         torch.rand(7)
         train(training, manager, iterator, 1)
         assert training.bits() == expected
-
-
-@pytest.mark.parametrize("step", [None, 2])
-def test_each_manifest_is_parsed_once(step: int | None, chk_dir: Path) -> None:
-    written(chk_dir, 3)
-    with managed(chk_dir, Training(seed=1).chk) as manager, steps_parsed() as steps:
-        assert manager.restore(step)
-    assert sorted(steps) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("opens_first", [True, False])
@@ -431,8 +317,7 @@ def test_a_manifest_that_changed_while_the_directory_was_opened_is_read_again_an
 
 def test_restoring_the_newest_after_an_older_one_sets_nothing_aside(chk_dir: Path) -> None:
     bits = written(chk_dir, 3)
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir, seed=1) as (training, manager):
         manager.restore(1)
         assert training.bits() == bits[0]
         manager.restore()

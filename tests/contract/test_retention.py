@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from checkfreq import CFManager, KeepBest, KeepEpochs, KeepEvery, KeepLast, load
+from checkfreq import CFManager, KeepBest, KeepEpochs, KeepLast, load
 from checkfreq.errors import ConfigError, NoCheckpointError
 from checkfreq.policy.retention import Retention
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator
-from tests.acceptance.disks import small_disk
 from tests.contract.conftest import SetFault
-from tests.contract.runs import Training, loader, managed, train
+from tests.contract.runs import Training, loader, managed, running, train
 
 
 def steps_of(chk_dir: Path) -> list[int]:
@@ -25,8 +23,7 @@ def steps_of(chk_dir: Path) -> list[int]:
 
 def rated(chk_dir: Path, losses: list[float], **changes: Any) -> list[str]:
     """A run with one checkpoint per loss; the bits at each boundary."""
-    training = Training()
-    with managed(chk_dir, training.chk, **{"retention": KeepLast(99), **changes}) as manager:
+    with running(chk_dir, **{"retention": KeepLast(99), **changes}) as (training, manager):
         bits = []
         for loss in losses:
             bits += training.steps(manager, 1)
@@ -48,9 +45,8 @@ def test_a_budget_in_bytes_holds_with_the_sizes_on_disk(chk_dir: Path) -> None:
 def test_the_end_of_each_epoch_is_kept_and_taken_however_long_the_interval_is(
     chk_dir: Path, settings: dict[str, Any]
 ) -> None:
-    training = Training()
     retention: Retention = KeepLast(1) | KeepEpochs()
-    with managed(chk_dir, training.chk, retention=retention, **settings) as manager:
+    with running(chk_dir, retention=retention, **settings) as (training, manager):
         iterator = CFIterator(loader(), cf_manager=manager)
         train(training, manager, iterator, 2)
     # Three boundaries an epoch. A later run knows from the directory which ended one.
@@ -63,23 +59,13 @@ def test_the_end_of_each_epoch_is_kept_and_taken_however_long_the_interval_is(
     assert steps_of(chk_dir) == [3, 6, 9]
 
 
-def test_what_is_kept_is_said_in_bytes_with_the_first_commit(
-    chk_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.INFO, logger="checkfreq"):
-        rated(chk_dir, [0.5, 0.5], retention=KeepLast(4))
-    (said,) = [r.getMessage() for r in caplog.records if "retention:" in r.getMessage()]
-    assert "it keeps up to 4 checkpoints (" in said
-
-
 # ---- the best
 
 
 def test_the_best_step_is_found_and_restored_to_the_same_bits(chk_dir: Path) -> None:
     bits = rated(chk_dir, [0.5, 0.2, float("nan"), 0.9, 0.3])
     for name, step in (("best:loss", 2), ("best:loss:max", 4), ("best:loss:min", 2)):
-        training = Training(seed=3)
-        with managed(chk_dir, training.chk) as manager:
+        with running(chk_dir, seed=3) as (training, manager):
             assert manager.best_step("loss") == 2
             assert manager.best_step("loss", highest=True) == 4
             assert manager.best_step("accuracy") is None
@@ -93,8 +79,7 @@ def test_the_best_step_is_found_and_restored_to_the_same_bits(chk_dir: Path) -> 
 def test_the_best_step_counts_what_was_just_marked_and_is_what_the_policy_keeps(
     chk_dir: Path,
 ) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         for loss in (0.5, 0.2, 0.7):
             training.steps(manager, 1)
             manager.save(wait=True)
@@ -103,8 +88,7 @@ def test_the_best_step_counts_what_was_just_marked_and_is_what_the_policy_keeps(
         training.steps(manager, 1)
     assert manager.best_step("loss") == 2
     retention = KeepLast(9) | KeepBest(metric="loss", highest=True)
-    training = Training(seed=3)
-    with managed(chk_dir, training.chk, retention=retention) as manager:
+    with running(chk_dir, seed=3, retention=retention) as (training, manager):
         assert manager.best_step("loss") == 3  # what the policy keeps is the best
         assert manager.restore("best:loss")
         assert manager.global_step == 3
@@ -141,44 +125,15 @@ def fill(manager: CFManager, training: Training, num: int) -> None:
         manager.wait()
 
 
-def test_on_a_small_disk_history_gives_way_and_no_checkpoint_fails(tmp_path: Path) -> None:
-    with small_disk(tmp_path, num_bytes=40 << 20) as disk:
-        chk_dir = disk.mount_point / "chk"
-        training = Training(ballast=Ballast())
-        retention = (KeepLast(1) | KeepEvery(steps=1)).within_disk()
-        with managed(chk_dir, training.chk, retention=retention) as manager:
-            fill(manager, training, 12)
-            assert manager.stats()["num_failed"] == 0
-        left = steps_of(chk_dir)
-        assert left[-1] == 12
-        assert 1 < len(left) < 12
-
-
 def test_a_checkpoint_that_failed_for_lack_of_room_makes_room_for_the_next(
     chk_dir: Path, worker_fault: SetFault, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker_fault("commit.mkdir:raise-ENOSPC:4")
-    training = Training()
     retention = KeepLast(3).within_disk()
-    with managed(chk_dir, training.chk, retention=retention) as manager:
+    with running(chk_dir, retention=retention) as (training, manager):
         fill(manager, training, 4)
         fill(manager, training, 1)
         assert manager.stats()["num_failed"] == 1
     assert "the disk had no room for step 4" in caplog.text
     assert "removing step(s) [1, 2]" in caplog.text
     assert steps_of(chk_dir) == [3, 5]
-
-
-class Ballast:
-    """Four MiB of state, so that a small disk fills up."""
-
-    def __init__(self) -> None:
-        import torch
-
-        self._held = torch.arange(1 << 20, dtype=torch.float32)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"held": self._held}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._held = state["held"]

@@ -12,10 +12,10 @@ import torch
 
 import checkfreq
 from checkfreq import CFCheckpoint, KeepBest, KeepLast
-from checkfreq.errors import ConfigError, StateError
+from checkfreq.errors import ConfigError, MismatchError, StateError
 from checkfreq.store.store import CheckpointStore
 from tests.contract.conftest import Hold
-from tests.contract.runs import Training, config, managed, restored, written
+from tests.contract.runs import Training, config, managed, restored, running, written
 
 
 def test_a_state_without_tensors_is_checkpointed(chk_dir: Path) -> None:
@@ -30,8 +30,7 @@ def test_a_state_without_tensors_is_checkpointed(chk_dir: Path) -> None:
 
 
 def test_wait_away_from_a_boundary_is_a_state_error(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         training.update(manager)
         with pytest.raises(StateError, match=r"between boundaries.*step\(\)"):
             manager.save(wait=True)
@@ -40,27 +39,15 @@ def test_wait_away_from_a_boundary_is_a_state_error(chk_dir: Path) -> None:
         assert manager.all_steps() == []  # a refused request leaves nothing behind
 
 
-def test_without_wait_it_returns_before_it_is_durable(chk_dir: Path, hold_worker: Hold) -> None:
-    gate = hold_worker("commit.mkdir")
-    with managed(chk_dir, Training().chk) as manager:
-        manager.save()
-        assert manager.all_steps() == []
-        gate.open()
-        manager.wait()
-        assert manager.all_steps() == [0]
-
-
 def test_a_step_is_written_once_and_later_requests_add_marks_and_pin_it_for_good(
     chk_dir: Path,
 ) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         training.steps(manager, 1)
         manager.save(wait=True, metrics={"loss": 0.5})
         manager.save(metrics={"accuracy": 0.75})
         assert manager.stats()["num_committed"] == 1
-    training = Training()
-    with managed(chk_dir, training.chk, retention=KeepLast(1), chk_freq=1) as manager:
+    with running(chk_dir, retention=KeepLast(1), chk_freq=1) as (training, manager):
         manager.restore()
         manager.save(keep=True, wait=True)  # the step that was restored
         assert manager.stats()["num_committed"] == 0
@@ -76,8 +63,7 @@ def test_a_step_is_written_once_and_later_requests_add_marks_and_pin_it_for_good
 def test_several_requests_for_the_next_boundary_are_one_checkpoint_with_all_marks(
     chk_dir: Path,
 ) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         training.update(manager)
         manager.save(metrics={"a": 1})
         manager.save(metrics={"b": 2})
@@ -98,9 +84,8 @@ def test_metrics_are_numbers_of_any_library(chk_dir: Path, value: Any) -> None:
 def test_a_loss_that_diverged_is_stored_as_it_is_and_never_costs_the_best_its_place(
     chk_dir: Path,
 ) -> None:
-    training = Training()
     policy = KeepBest(metric="loss", num_last=1)
-    with managed(chk_dir, training.chk, retention=policy) as manager:
+    with running(chk_dir, retention=policy) as (training, manager):
         for loss in (0.5, 0.25, float("nan"), float("-inf"), float("inf")):
             training.steps(manager, 1)
             manager.save(wait=True, metrics={"loss": loss})
@@ -124,8 +109,7 @@ def test_periodic_checkpoints_are_deferred_and_made_up_for(
     chk_dir: Path, hold_worker: Hold
 ) -> None:
     gate = hold_worker("commit.mkdir")
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=2) as manager:
+    with running(chk_dir, chk_freq=2) as (training, manager):
         training.steps(manager, 7)
         assert manager.stats()["num_in_flight"] == 2
         assert manager.stats()["num_deferred"] == 1  # that of step 6, still due at step 7
@@ -142,8 +126,7 @@ def test_a_deferred_epoch_boundary_is_made_up_for_at_the_next_one(
     chk_dir: Path, hold_worker: Hold
 ) -> None:
     gate = hold_worker("commit.mkdir")
-    training = Training()
-    with managed(chk_dir, training.chk, config=config(num_slots=1)) as manager:
+    with running(chk_dir, config=config(num_slots=1)) as (training, manager):
         manager.save()
         for _ in range(2):
             training.update(manager)
@@ -156,20 +139,21 @@ def test_a_deferred_epoch_boundary_is_made_up_for_at_the_next_one(
         assert manager.all_steps() == [0, 3]
 
 
-def test_the_first_save_with_checkpoints_there_and_no_restore_is_a_config_error(
+def test_the_first_save_with_checkpoints_there_and_no_restore_or_one_that_failed_is_refused(
     chk_dir: Path,
 ) -> None:
     written(chk_dir, 1)
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    other = CFCheckpoint(model=torch.nn.Linear(1, 1))
+    with managed(chk_dir, other) as manager:
         for call in (manager.save, manager.step):
+            with pytest.raises(MismatchError):
+                manager.restore()
             with pytest.raises(ConfigError, match=r"step 1\) and restore\(\) was not called"):
                 call()
     assert CheckpointStore(chk_dir).steps() == [1]
 
 
 def events(chk_dir: Path) -> list[dict[str, Any]]:
-
     return [json.loads(line) for line in (chk_dir / "events.jsonl").read_text().splitlines()]
 
 
@@ -177,8 +161,7 @@ def test_a_snapshot_is_not_overwritten_before_it_is_durable(
     chk_dir: Path, hold_worker: Hold
 ) -> None:
     gate = hold_worker("commit.mkdir")
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1, retention=KeepLast(99)) as manager:
+    with running(chk_dir, chk_freq=1, retention=KeepLast(99)) as (training, manager):
         bits = training.steps(manager, 6)
         gate.open()
         manager.wait()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from checkfreq import KeepLast
 from tests.contract.conftest import SetFault
-from tests.contract.runs import Training, managed, written
+from tests.contract.runs import Training, managed, running, written
 
 
 def events(chk_dir: Path) -> list[dict[str, Any]]:
@@ -20,8 +19,7 @@ def events(chk_dir: Path) -> list[dict[str, Any]]:
 
 def test_stats_says_what_happened_as_data(chk_dir: Path) -> None:
     written(chk_dir, 1)
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=2) as manager:
+    with running(chk_dir, chk_freq=2) as (training, manager):
         manager.restore()
         training.steps(manager, 3)
         manager.wait()
@@ -51,8 +49,7 @@ def test_stats_says_what_happened_as_data(chk_dir: Path) -> None:
 
 def test_each_event_is_one_line_of_events_jsonl(chk_dir: Path, worker_fault: SetFault) -> None:
     worker_fault("commit.mkdir:raise-EIO:1")
-    training = Training()
-    with managed(chk_dir, training.chk, retention=KeepLast(1)) as manager:
+    with running(chk_dir, retention=KeepLast(1)) as (training, manager):
         for _ in range(3):
             training.steps(manager, 1)
             manager.save()
@@ -68,8 +65,7 @@ def test_each_event_is_one_line_of_events_jsonl(chk_dir: Path, worker_fault: Set
 def test_a_run_says_when_it_begins_and_ends_and_how_far_it_was_at_each_commit(
     chk_dir: Path,
 ) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+    with running(chk_dir, chk_freq=1) as (training, manager):
         training.steps(manager, 2)
         manager.wait()
     first, *_, last = events(chk_dir)
@@ -84,8 +80,7 @@ def test_a_run_says_when_it_begins_and_ends_and_how_far_it_was_at_each_commit(
 
 
 def test_the_reason_of_a_checkpoint_is_recorded(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=2) as manager:
+    with running(chk_dir, chk_freq=2) as (training, manager):
         training.steps(manager, 2)
         manager.wait()
         manager.save()
@@ -102,30 +97,11 @@ def test_the_reason_of_a_checkpoint_is_recorded(chk_dir: Path) -> None:
     assert reasons == {2: "periodic", 3: "requested", 4: "periodic", 6: "epoch", 7: "final"}
 
 
-def test_there_is_one_info_line_per_checkpoint(
-    chk_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    training = Training()
-    with (
-        caplog.at_level(logging.INFO, logger="checkfreq"),
-        managed(chk_dir, training.chk, chk_freq=1) as manager,
-    ):
-        for _ in range(3):
-            training.steps(manager, 1)
-            manager.wait()
-    lines = [record for record in caplog.records if record.levelno == logging.INFO]
-    said = [line.message.split(":")[0] for line in lines]
-    said.remove("retention")  # once a run, with the first
-    assert said == [f"checkpoint of step {step} (periodic)" for step in (1, 2, 3)]
-    assert "held training" in lines[0].message
-
-
 def test_an_unwritable_event_log_stops_nothing_and_is_said_once(
     chk_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (chk_dir / "events.jsonl").mkdir(parents=True)
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
+    with running(chk_dir, chk_freq=1) as (training, manager):
         for _ in range(3):
             training.steps(manager, 1)
             manager.wait()

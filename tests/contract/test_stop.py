@@ -14,7 +14,7 @@ from checkfreq.errors import PersistError
 from checkfreq.store.store import CheckpointStore
 from iterators import CFIterator, TrainingStopped
 from tests.contract.conftest import Hold, SetFault
-from tests.contract.runs import Training, config, loader, managed, train
+from tests.contract.runs import Training, config, loader, managed, running, train
 from tests.fork_server import FORK_SERVER
 
 
@@ -37,17 +37,6 @@ def stopped_run(
     return manager
 
 
-def test_should_stop_is_true_once_a_signal_came(chk_dir: Path) -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as outside nohup
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
-        training.steps(manager, 1)
-        assert not manager.should_stop
-        notify(signal.SIGHUP)
-        assert manager.should_stop
-        assert not manager.stopped
-
-
 def test_on_stop_return_ends_them_quietly(chk_dir: Path) -> None:
     training = Training()
     after_training = []
@@ -57,27 +46,6 @@ def test_on_stop_return_ends_them_quietly(chk_dir: Path) -> None:
         after_training.append(manager.global_step)
     assert after_training == [2]
     assert CheckpointStore(chk_dir).steps() == [2]
-
-
-def test_a_stopped_run_ends_with_75_once_durable_and_is_continued_to_the_same_bits(
-    chk_dir: Path, tmp_path: Path
-) -> None:
-    reference = Training()
-    with managed(tmp_path / "reference", reference.chk) as manager:
-        train(reference, manager, CFIterator(loader(), cf_manager=manager), 2)
-        bits = reference.bits()
-    training = Training()
-    with pytest.raises(TrainingStopped) as caught:
-        stopped_run(chk_dir, training)
-    assert isinstance(caught.value, SystemExit)
-    assert caught.value.code == 75
-    assert CheckpointStore(chk_dir).steps() == [2]
-    training = Training(seed=1)
-    with managed(chk_dir, training.chk) as manager:
-        iterator = CFIterator(loader(), cf_manager=manager)
-        assert manager.restore()
-        train(training, manager, iterator, 2)
-        assert training.bits() == bits
 
 
 def test_a_signal_in_an_epochs_last_batch_is_honoured_after_the_epochs_tail(chk_dir: Path) -> None:
@@ -127,21 +95,16 @@ def test_the_handler_it_replaced_is_called_too_and_put_back_at_close(chk_dir: Pa
         calls.append(number)
 
     signal.signal(signal.SIGUSR1, mine)
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         training.steps(manager, 1)
         notify(signal.SIGUSR1)
         assert manager.should_stop
         assert calls == [signal.SIGUSR1]
     assert signal.getsignal(signal.SIGUSR1) is mine
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-def test_a_handler_installed_later_by_somebody_else_stays(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with managed(chk_dir, training.chk, fresh=True) as manager:
         training.steps(manager, 1)
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # later, by somebody else: it stays
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_IGN
 
 
@@ -163,8 +126,7 @@ def test_two_managers_closed_in_the_order_they_were_made_leave_the_handler_in_ch
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_ends_by_the_signal_as_if_nobody_watched(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         training.steps(manager, 1)
         child = os.fork()
         if child == 0:
@@ -180,8 +142,7 @@ def test_outside_the_main_thread_it_says_that_signals_are_not_watched(
     chk_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def make() -> None:
-        training = Training()
-        with managed(chk_dir, training.chk) as manager:
+        with running(chk_dir) as (training, manager):
             training.steps(manager, 1)
 
     thread = threading.Thread(target=make)
@@ -196,8 +157,7 @@ PLACES = ("in restore", "in the first step", "in the first iteration")
 
 def _hang(chk_dir: Path, place: str, there: threading.Event) -> None:
     """A run that gets no further than ``place`` within the test's time."""
-    training = Training()
-    with managed(chk_dir, training.chk, config=config(takeover_s=100.0)) as manager:
+    with running(chk_dir, config=config(takeover_s=100.0)) as (training, manager):
         if place == "in restore":
             there.set()
             manager.restore()

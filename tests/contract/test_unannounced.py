@@ -14,7 +14,7 @@ import checkfreq
 from checkfreq import CFCheckpoint, CFManager, KeepLast
 from checkfreq.errors import SnapshotError, StateError
 from tests.contract.conftest import Hold
-from tests.contract.runs import Training, config, managed
+from tests.contract.runs import Training, config, managed, running
 
 WARNED = "no update was seen"
 
@@ -81,24 +81,6 @@ def test_after_an_iteration_without_an_update_the_snapshot_is_complete_when_step
     assert warnings(caplog) == []
 
 
-def test_boundaries_without_an_update_are_not_warned_of(
-    chk_dir: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Gradients of three boundaries make one update."""
-    training = Training()
-    with managed(chk_dir, training.chk, chk_freq=1) as manager:
-        for step in range(1, 13):
-            training.backward()
-            if step % 3 == 0:
-                manager.weight_update()
-                training.optimizer.zero_grad()
-            manager.step()
-            manager.wait()
-        assert manager.stats()["num_committed"] == 12
-        assert manager.stats()["num_failed"] == 0
-    assert warnings(caplog) == []
-
-
 def test_an_update_that_bypasses_a_hook_which_worked_voids_the_snapshot_it_tears(
     chk_dir: Path, hold_trainer: Hold, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -149,3 +131,46 @@ def test_verify_settled_finds_any_torn_element_in_the_slot(
         manager.wait()
         assert manager.all_steps() == []
         element.fill_(0)
+
+
+# ---- ``updating()``: parameter writes that go through no hooked optimizer step
+
+
+WEIGHT = r"model\.layers\.0\.weight"
+
+
+def test_a_write_inside_it_comes_after_the_copy(chk_dir: Path, hold_trainer: Hold) -> None:
+    gate = hold_trainer("snapshot.copy_settled")
+    with running(chk_dir) as (training, manager):
+        weight = training.model.layers[0].weight
+        expected = weight.detach().clone()
+        manager.save()
+        gate.open()
+        with manager.updating(), torch.no_grad():
+            weight.clamp_(-0.01, 0.01)
+    assert torch.equal(checkfreq.load(chk_dir, step=0)["model"]["layers.0.weight"], expected)
+
+
+def test_it_counts_as_an_attempted_update_whatever_is_raised_inside(chk_dir: Path) -> None:
+    with managed(chk_dir, Training().chk) as manager:
+        with pytest.raises(ZeroDivisionError), manager.updating():
+            raise ZeroDivisionError
+        assert manager.update_attempts == 1
+        with pytest.raises(StateError, match="between boundaries"):
+            manager.save(wait=True)
+
+
+def test_a_settled_write_outside_it_is_a_state_error_with_verify_settled(
+    chk_dir: Path, hold_trainer: Hold
+) -> None:
+    training = Training()
+    gate = hold_trainer("snapshot.copy_end")
+    with pytest.raises(SnapshotError, match=WEIGHT), managed(chk_dir, training.chk) as manager:
+        manager.save()
+        gate.wait_reached()
+        with torch.no_grad():
+            training.model.layers[0].weight.zero_()
+        gate.open()
+        training.backward()
+        with pytest.raises(StateError, match=r"model\.layers\.0\.weight.*updating\(\)"):
+            manager.weight_update()

@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-import checkfreq
 from checkfreq import CFCheckpoint
 from checkfreq.errors import ConfigError
 from tests.contract.conftest import Gate, Hold
-from tests.contract.runs import Training, managed, restored
-from tests.waiting import opened_while_waited_for
+from tests.contract.runs import Training, managed, restored, running
 
 
 class Pair:
@@ -48,17 +46,6 @@ def changed(before: list[torch.Tensor], after: list[torch.Tensor]) -> list[bool]
 def open_gate_in_step(optimizer: torch.optim.Optimizer, gate: Gate) -> None:
     """Let the copy go on from inside ``step``, before the manager's hook: the latest moment."""
     optimizer.register_step_pre_hook(lambda *_: gate.open())
-
-
-def test_it_steps_the_one_tracked_optimizer(chk_dir: Path) -> None:
-    training, twin = Training(), Training()
-    with managed(chk_dir, training.chk) as manager:
-        for one in (training, twin):
-            torch.manual_seed(5)
-            one.backward()
-        manager.weight_update()
-    twin.optimizer.step()
-    assert training.state_bits() == twin.state_bits()
 
 
 @pytest.mark.parametrize("by_name", [True, False])
@@ -96,29 +83,6 @@ def test_a_refused_call_has_stepped_nothing_and_counts_as_no_update(
             manager.weight_update(**arguments(scaler))
         assert changed(before, pair.weights()) == [False, False]
         assert manager.update_attempts == 0
-
-
-def test_without_a_tracked_optimizer_there_is_nothing_to_step(chk_dir: Path) -> None:
-    with (
-        managed(chk_dir, CFCheckpoint(model=nn.Linear(1, 1))) as manager,
-        pytest.raises(ConfigError, match="found: none"),
-    ):
-        manager.weight_update()
-
-
-def test_it_returns_the_closures_loss(chk_dir: Path) -> None:
-    training = Training()
-
-    def closure() -> torch.Tensor:
-        training.optimizer.zero_grad()
-        loss = training.model(torch.ones(2, 3)).sum()
-        loss.backward()
-        return loss
-
-    with managed(chk_dir, training.chk) as manager:
-        loss = manager.weight_update(closure=closure)
-    assert isinstance(loss, torch.Tensor)
-    assert loss.shape == ()
 
 
 def test_with_a_scaler_each_of_several_optimizers_is_stepped_or_the_one_that_is_named(
@@ -179,28 +143,8 @@ def test_the_update_waits_for_the_copy_so_a_direct_step_is_as_safe(
     assert restored(chk_dir, 1).state_bits() == bits
 
 
-def test_a_direct_scaler_step_is_as_safe(chk_dir: Path, hold_trainer: Hold) -> None:
-    gate = hold_trainer("snapshot.copy_settled")
-    scaler = cpu_scaler()
-    pair = Pair(scaler)
-    with managed(chk_dir, pair.chk) as manager:
-        manager.save()
-        before = pair.weights()
-        pair.backward(scaler)
-        with opened_while_waited_for(gate.open):
-            for optimizer in (pair.d, pair.g):
-                scaler.step(optimizer)
-        scaler.update()
-        assert changed(before, pair.weights()) == [True, True]
-        assert manager.update_attempts == 2
-    saved = checkfreq.load(chk_dir)
-    assert torch.equal(saved["a"]["weight"], before[0])
-    assert torch.equal(saved["b"]["weight"], before[1])
-
-
 def test_after_close_the_optimizer_is_free_of_hooks(chk_dir: Path) -> None:
-    training = Training()
-    with managed(chk_dir, training.chk) as manager:
+    with running(chk_dir) as (training, manager):
         pass
     training.backward()
     training.optimizer.step()

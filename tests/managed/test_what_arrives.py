@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from checkfreq import CFCheckpoint, CFConfig, CFManager, CFMode, KeepLast
-from checkfreq.errors import CorruptCheckpointError
 from tests.acceptance.processes import verify_all
 from tests.acceptance.programs import Training
 from tests.managed.agent import bring_back, copy_whole
@@ -71,15 +70,6 @@ def test_a_checkpoint_that_lacks_a_file_or_its_end_is_walked_past_and_removed(
     assert not (chk_dir / "quarantine").exists()
 
 
-def test_a_checkpoint_whose_bytes_differ_is_quarantined(chk_dir: Path) -> None:
-    path = chk_dir / "step-00000003" / "model.safetensors"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
-    assert restored_step(chk_dir) == 2
-    assert (chk_dir / "quarantine" / "step-00000003").is_dir()
-
-
 def test_if_nothing_arrived_whole_the_run_starts_anew_and_says_so(
     chk_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -91,26 +81,6 @@ def test_if_nothing_arrived_whole_the_run_starts_anew_and_says_so(
         train(training, manager, 1)
     assert verify_all(chk_dir) == [1]
     assert "no checkpoint has arrived whole: training starts anew" in caplog.text
-
-
-def test_without_the_option_it_is_an_error_that_nothing_is_whole(chk_dir: Path) -> None:
-    for step in range(1, STEPS + 1):
-        (chk_dir / f"step-{step:08d}" / "model.safetensors").unlink()
-    with pytest.raises(CorruptCheckpointError, match="at least one that validates"):
-        restored_step(chk_dir, copied=False)
-
-
-def test_a_step_that_was_asked_for_and_is_not_whole_is_an_error(chk_dir: Path) -> None:
-    (chk_dir / "step-00000003" / "manifest.json").unlink()
-    with manager_of(Training(), chk_dir) as manager, pytest.raises(CorruptCheckpointError):
-        manager.restore(3)
-
-
-def test_checkpoints_that_were_set_aside_alone_are_a_first_run(chk_dir: Path) -> None:
-    (chk_dir / "superseded").mkdir()
-    for step in range(1, STEPS + 1):
-        (chk_dir / f"step-{step:08d}").rename(chk_dir / "superseded" / f"step-{step:08d}")
-    assert restored_step(chk_dir) == 0
 
 
 def test_unfinished_doomed_and_older_checkpoints_in_part_that_arrive_are_removed(

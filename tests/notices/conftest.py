@@ -29,10 +29,6 @@ class SetClock:
         self.unix_s += seconds
         self.monotonic_s += seconds
 
-    def jump(self, seconds: float) -> None:
-        """Somebody sets the clock."""
-        self.unix_s += seconds
-
 
 @pytest.fixture
 def clock() -> SetClock:

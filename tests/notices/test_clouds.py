@@ -155,26 +155,6 @@ def test_azure_tells_the_earliest_event_of_this_machine(
     assert azure.poll() is None  # they were withdrawn
 
 
-def test_an_event_that_has_begun_ends_the_run_now(
-    server: Server, azure: AzureScheduledEvents, clock: SetClock
-) -> None:
-    server.answers[EVENTS] = events(event("Preempt"))
-    found = []
-    for _ in range(2):
-        ends = end_of(azure)
-        found.append(ends.at_unix_s)
-        clock.pass_(5.0)
-    assert found == [1_000_000.0] * 2
-
-
-def test_an_event_counts_if_nobody_says_which_machine_this_is(
-    server: Server, azure: AzureScheduledEvents
-) -> None:
-    del server.answers[NAME]
-    server.answers[EVENTS] = events(event("Preempt", machine="vm_1", at_unix_s=1_000_010.0))
-    assert azure.poll() is not None
-
-
 # ---- services that do not answer
 
 
@@ -217,14 +197,6 @@ def test_a_service_that_fails_takes_no_notice_back(
     assert told[2] == News("aws", None)
 
 
-def test_a_service_that_is_not_there_is_named_with_the_reason() -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        aws = AwsSpot(MetadataService(f"http://127.0.0.1:{unused.getsockname()[1]}"))
-        with pytest.raises(NoAnswerError, match=r"PUT http://127.0.0.1.*refused"):
-            aws.poll()
-
-
 def test_no_proxy_is_asked(server: Server, aws: AwsSpot, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")
@@ -261,8 +233,3 @@ def test_an_answer_that_never_ends_is_cut_off(dripping: str) -> None:
     except NoAnswerError:
         return
     assert set(answer.text) == {"x"}
-
-
-def test_the_path_of_a_proxy_comes_first(server: Server) -> None:
-    server.answers["GET /ec2/a"] = (200, "there")
-    assert MetadataService(server.url + "/ec2/").ask("/a").body() == "there"

@@ -5,16 +5,9 @@ from __future__ import annotations
 import pytest
 
 from checkfreq.notices.requeue import requeue
-from checkfreq.notices.slurm import job_in
 from tests.notices.conftest import Install
 
 ARRAY = {"SLURM_JOB_ID": "40", "SLURM_ARRAY_JOB_ID": "40", "SLURM_ARRAY_TASK_ID": "3"}
-
-
-def test_a_task_of_an_array_is_not_named_by_the_number_that_the_whole_array_has() -> None:
-    assert job_in(ARRAY) == "40_3"
-    assert job_in({"SLURM_JOB_ID": "40"}) == "40"
-    assert job_in({}) == ""
 
 
 def test_only_the_task_of_an_array_is_requeued(command: Install) -> None:
@@ -32,13 +25,6 @@ def test_a_job_that_is_ending_or_was_started_again_elsewhere_is_left_alone(
     called = command("scontrol", "exit 0")
     assert not requeue({"SLURM_JOB_ID": "40", "SLURM_RESTART_COUNT": "1"})
     assert not called.exists()
-
-
-def test_a_job_is_requeued_although_its_state_is_not_known(command: Install) -> None:
-    command("squeue", "exit 1")
-    called = command("scontrol", "exit 0")
-    assert requeue({"SLURM_JOB_ID": "40"})
-    assert called.read_text() == "requeue 40\n"
 
 
 def test_a_requeue_that_ends_the_command_that_asked_for_it_is_one(command: Install) -> None:

@@ -73,12 +73,6 @@ def test_outside_a_job_nobody_is_asked_and_a_task_of_an_array_asks_for_itself(
     assert called.read_text() == "-h -t all -j 40_2 -O TimeLeft,RestartCnt,State\n"
 
 
-@pytest.mark.parametrize("text", ["", "0", "soon", "-5"])
-def test_an_end_time_that_is_none_is_ignored(clock: SetClock, text: str) -> None:
-    environ = {"SLURM_JOB_END_TIME": text}
-    assert SlurmEndTime(environ, clock=clock.clock()).poll() is None
-
-
 def test_a_missing_squeue_is_named_and_soon_asked_for_seldom(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clock: SetClock
 ) -> None:
@@ -105,16 +99,6 @@ def test_a_limit_that_was_lifted_or_moved_is_followed_and_a_silent_controller_ch
     assert moved.at_unix_s == clock.unix_s + 172800.0
     command("squeue", "echo UNLIMITED")
     assert source.poll() is None
-
-
-def test_the_end_stays_where_it_is_if_the_clock_is_set(command: Install, clock: SetClock) -> None:
-    """squeue computes the time left with the clock that was set."""
-    source = SlurmEndTime(JOB, clock=clock.clock())
-    command("squeue", "echo 1:00:00")
-    before = source.poll()
-    clock.jump(1200.0)
-    command("squeue", "echo 40:00")
-    assert source.poll() == before
 
 
 @pytest.mark.parametrize(
@@ -154,12 +138,3 @@ def test_a_command_that_hangs_is_killed_with_its_children(command: Install) -> N
     done = run_command(("squeue",), timeout_s=0.2)
     assert done.code is None
     assert done.error == "squeue did not answer within 0.2 s"
-
-
-def test_what_a_command_says_comes_back(command: Install) -> None:
-    command("scontrol", "echo out; echo why >&2; exit 5")
-    done = run_command(("scontrol", "requeue", "7"), timeout_s=60.0)
-    assert (done.code, done.out, done.error, done.succeeded) == (5, "out\n", "why", False)
-    missing = run_command(("no-such-command",), timeout_s=60.0)
-    assert missing.code is None
-    assert "no-such-command" in missing.error

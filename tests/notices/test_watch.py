@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-import queue
 from dataclasses import dataclass, field
 
 import pytest
 
-from checkfreq.notices.source import Deadline, EndsAt
+from checkfreq.notices.source import EndsAt
 from checkfreq.notices.watch import News, NoticeWatch
 from tests.notices.conftest import SetClock
 
@@ -48,14 +46,6 @@ def test_each_source_is_asked_when_its_pause_is_over(clock: SetClock, told: list
     clock.pass_(55.0)
     looking.look()
     assert (often.num_polled, seldom.num_polled) == (3, 2)
-
-
-def test_a_deadline_is_asked_for_once(clock: SetClock, told: list[News]) -> None:
-    looking = NoticeWatch([Deadline(clock.unix_s + 60.0)], tell=told.append, clock=clock.clock())
-    assert looking.look() == 3600.0
-    clock.pass_(3600.0)
-    looking.look()
-    assert [news.at_s for news in told] == [560.0]
 
 
 @pytest.mark.parametrize(("left_s", "at_s"), [(90.0, 590.0), (None, None)])
@@ -108,12 +98,3 @@ def test_a_source_that_fails_silences_no_other_and_is_told_of_the_third_time(
         News("slurm", None, unanswered="RuntimeError: a bug"),
         News("slurm", None),
     ]
-
-
-def test_the_thread_tells_and_ends_when_it_is_stopped() -> None:
-    told: queue.SimpleQueue[News] = queue.SimpleQueue()
-    looking = NoticeWatch([Scripted(pause_s=math.inf)], tell=told.put)
-    looking.start()
-    assert told.get(timeout=60.0) == News("slurm", None)
-    looking.stop()
-    looking.run()  # returns at once

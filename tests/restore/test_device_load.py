@@ -100,18 +100,3 @@ def test_load_into_fills_live_tensors_on_the_device_in_place(
     fake.run_all()
     assert same(dict(live), {name: expected[name] for name in live})
     assert fake.copied_to == 2 * sum(tensor.nbytes for tensor in live.values())
-
-
-def test_a_manager_restores_onto_the_device(tmp_path: Path, fake: SharedDevice) -> None:
-    expected = saved(tmp_path)
-    model = on_device(fake, network(2))
-    optimizer = stepped(model)
-    chk = CFCheckpoint(model=model, optimizer=optimizer)
-    with CFManager(tmp_path, chk) as manager:
-        assert manager.restore() is not None
-        for tensor in model.state_dict().values():
-            fake.training_writes(tensor, 7)
-        found = {name: tensor.clone() for name, tensor in tensors_of(model, optimizer).items()}
-    assert same(found, expected)
-    fake.run_all()
-    assert all(bool((tensor == 7).all()) for tensor in model.state_dict().values())

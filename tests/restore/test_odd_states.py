@@ -17,7 +17,7 @@ import checkfreq
 from checkfreq import CFCheckpoint, CFManager, CFMode
 from checkfreq.errors import CorruptCheckpointError, MismatchError, StateError
 from checkfreq.state.composed import is_composed, take_apart
-from checkfreq.store.manifest import MANIFEST_NAME, Manifest
+from checkfreq.store.manifest import MANIFEST_NAME
 from tests.state.support import bits, plan, restore, take
 
 # torch's own, where one of these is made: in beta, a prototype, experimental, deprecated.
@@ -49,11 +49,6 @@ def uncoalesced(seed: int) -> Tensor:
     return torch.sparse_coo_tensor(torch.tensor([[0, 0, 1], [2, 2, 0]]), values, (4, 6))
 
 
-def hybrid(seed: int) -> Tensor:
-    values = torch.arange(6.0).reshape(2, 3) * seed
-    return torch.sparse_coo_tensor(torch.tensor([[0, 3]]), values, (4, 3)).coalesce()
-
-
 def per_channel(seed: int) -> Tensor:
     scales = torch.arange(1, 5) * 0.1 + seed
     return torch.quantize_per_channel(dense(seed), scales, torch.arange(4) + seed, 0, torch.qint8)
@@ -73,39 +68,21 @@ def nested(seed: int) -> Tensor:
     return torch.nested.nested_tensor([torch.full((2, seed), 1.5), torch.ones(3, 1)])
 
 
-def nested_view(seed: int) -> Tensor:
-    return torch.nested.nested_tensor([torch.full((2, seed), 0.5), torch.ones(3, 1)]).transpose(
-        1, 2
-    )
-
-
 ODD: dict[str, Callable[[int], Tensor]] = {
     "COO": lambda seed: dense(seed).to_sparse(),
     "COO uncoalesced": uncoalesced,
-    "COO hybrid": hybrid,
     "COO empty": lambda seed: torch.sparse_coo_tensor(size=(3, 2)),
     "CSR": lambda seed: dense(seed).to_sparse_csr(),
-    "CSR int32": lambda seed: torch.sparse_csr_tensor(
-        torch.tensor([0, 1, 2], dtype=torch.int32),
-        torch.tensor([1, 0], dtype=torch.int32),
-        torch.ones(2) * seed,
-        (2, 2),
-    ),
     "CSC": lambda seed: dense(seed).to_sparse_csc(),
     "BSR": lambda seed: dense(seed).to_sparse_bsr((2, 3)),
-    "BSR with gaps": lambda seed: torch.eye(6)[:, [(n * seed) % 6 for n in range(6)]].to_sparse_bsr(
-        (2, 2)
-    ),
     "BSC": lambda seed: dense(seed).to_sparse_bsc((2, 3)),
     "quint8": lambda seed: torch.quantize_per_tensor(dense(seed), 0.1 * seed, 3, torch.quint8),
     "qint8": lambda seed: torch.quantize_per_tensor(dense(seed), 0.1 * seed, 0, torch.qint8),
-    "qint32": lambda seed: torch.quantize_per_tensor(dense(seed), 0.1 * seed, 0, torch.qint32),
     "quantised transposed": lambda seed: torch.quantize_per_tensor(
         dense(seed), 0.1 * seed, 0, torch.qint8
     ).t(),
     "per channel": per_channel,
     "nested": nested,
-    "nested view": nested_view,
     "jagged": jagged,
     "jagged with holes": jagged_with_holes,
 }
@@ -187,7 +164,6 @@ def test_tensors_keep_their_memory_where_the_shapes_of_their_parts_are_the_same(
     [
         ("COO", "CSR", "checkpoint has a sparse_coo tensor .*, live is a sparse_csr tensor"),
         ("quint8", "qint8", "live is torch.int8|part 'values': checkpoint has uint8"),
-        ("COO", "hybrid", "sparse_coo"),
     ],
 )
 def test_a_buffer_of_a_different_kind_is_a_mismatch(saved: str, live: str, words: str) -> None:
@@ -196,7 +172,7 @@ def test_a_buffer_of_a_different_kind_is_a_mismatch(saved: str, live: str, words
         made.register_buffer("odd", tensor)
         return made
 
-    one, other = model(ODD[saved](1)), model(ODD.get(live, hybrid)(1))
+    one, other = model(ODD[saved](1)), model(ODD[live](1))
     before = odd_bits(other.state_dict())
     with pytest.raises(MismatchError, match=words):
         plan(CFCheckpoint(model=other), take(CFCheckpoint(model=one)))
@@ -210,33 +186,6 @@ def test_a_buffer_of_a_different_kind_is_a_mismatch(saved: str, live: str, words
 
 class TestForgedRecords:
     """Nothing in a manifest makes a tensor that reaches beyond its memory."""
-
-    @pytest.mark.parametrize(
-        ("name", "change"),
-        [
-            ("COO", {"shape": [1, 1]}),
-            ("COO", {"parts": ["indices"]}),
-            ("COO", {"kind": "dense"}),
-            ("COO", {"coalesced": "yes"}),
-            ("CSR", {"shape": [2, 3]}),
-            ("CSR", {"kind": "sparse_csc"}),
-            ("per channel", {"axis": 7}),
-            ("per channel", {"axis": 1}),
-            ("qint8", {"shape": [4, 7]}),
-            ("qint8", {"scale": "large"}),
-            ("jagged", {"ragged_dim": 9}),
-            ("jagged", {"sequence_lengths": [1]}),
-        ],
-    )
-    def test_a_record_that_does_not_fit_its_parts_is_corruption(
-        self, name: str, change: dict[str, Any]
-    ) -> None:
-        live: dict[str, Any] = {}
-        shot = take(CFCheckpoint(d={"x": ODD[name](2)}))
-        shot.found.manifest.objects["d"]["composed"]["x"].update(change)
-        with pytest.raises(CorruptCheckpointError):
-            restore(CFCheckpoint(d=live), shot)
-        assert live == {}
 
     @pytest.mark.parametrize(
         ("name", "part"),
@@ -335,13 +284,6 @@ class TestLists:
         now = live[1], live[2]["loss"], live[3]
         assert all(a is b for a, b in zip(now, (inner, losses, tensor), strict=True))
 
-    def test_a_list_of_objects_and_a_tuple_are_refused_with_what_to_do(self) -> None:
-        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-        with pytest.raises(StateError, match=r"item 1 of the list .*CFCheckpoint\(all_1=...\)"):
-            CFCheckpoint(all=[1, optimizer])
-        with pytest.raises(StateError, match="a builtins.tuple has no state .* dict or list"):
-            CFCheckpoint(history=(1, 2))
-
 
 class TestNestedContainers:
     """Whoever holds on to what is inside sees the restored values."""
@@ -359,12 +301,3 @@ class TestNestedContainers:
         assert bits(live) == bits(original)
         assert [type(one) for one in live.values()] == [OrderedDict, defaultdict, list]
         assert live["b"].default_factory is list  # type: ignore[union-attr]
-
-
-def test_a_manifest_without_odd_state_keeps_the_version_that_older_readers_know() -> None:
-    def version(**objects: Any) -> int:
-        return Manifest(1, "a", 1, 0.0, {}, (), objects).format_version
-
-    assert version(d={"kind": "dict", "class": "dict", "tree": {}}) == 1
-    assert version(**{"$positions": {"composed": {}, "kind": {}}}) == 1
-    assert version(d={"kind": "list", "class": "list", "tree": []}) == 3

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import io
-import logging
 
-import pytest
-
-from checkfreq.restore.progress import Progress, progress_of
+from checkfreq.restore.progress import Progress
 
 
 class Terminal(io.StringIO):
@@ -43,30 +40,6 @@ def test_a_terminal_gets_a_bar_that_ends_full() -> None:
     assert bars[-1].endswith("\n")
 
 
-def test_a_log_gets_a_line_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    clock = Clock()
-    progress = Progress("restoring step 3", 100_000_000, stream=io.StringIO(), clock=clock)
-    for _ in range(100):
-        clock.now_s += 0.25
-        progress.add(1_000_000)
-    progress.finish()
-    lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == 5
-    assert lines[0] == "restoring step 3: 20 of 100 MB (20%), 4 MB/s"
-
-
-@pytest.mark.parametrize("is_shown", [True, False])
-def test_a_short_download_and_that_of_another_rank_are_not_shown(
-    is_shown: bool, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    caplog.set_level(logging.INFO)
-    with progress_of("restoring", 10, is_shown=is_shown) as note:
-        note(10)
-    assert caplog.text == ""
-    assert is_shown or capsys.readouterr() == ("", "")
-
-
 def test_a_stream_that_is_missing_or_closed_or_goes_away_does_not_fail() -> None:
     for stream in (None, io.StringIO(), Terminal()):
         clock = Clock()
@@ -76,14 +49,3 @@ def test_a_stream_that_is_missing_or_closed_or_goes_away_does_not_fail() -> None
         clock.now_s += 1.0
         progress.add(10)
         progress.finish()
-
-
-def test_what_ends_before_its_time_is_not_shown_and_what_takes_longer_is() -> None:
-    for seconds, is_shown in ((4.9, False), (5.1, True)):
-        terminal, clock = Terminal(), Clock()
-        progress = Progress("restoring", 1000, stream=terminal, after_s=5.0, clock=clock)
-        clock.now_s += seconds
-        progress.add(500)
-        progress.finish()
-        assert ("restoring" in terminal.getvalue()) == is_shown
-        assert terminal.getvalue().endswith("\n") == is_shown

@@ -6,19 +6,16 @@ and trained for a different number of steps, is restored and goes on too.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler as lrs
-from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
 from checkfreq.state.checkpoint import CFCheckpoint
-from tests.state.support import plan, restore, state_bits, take
+from tests.state.support import restore, state_bits, take
 
 
 class Run:
@@ -71,13 +68,8 @@ def check(make: Callable[[], Run], *, before: int = 3, after: int = 3, stray: in
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "SGD momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
-    "AdamW fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
     "AdamW tensor lr": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01)),
-    "Adagrad": lambda p: torch.optim.Adagrad(p),
-    "ASGD": lambda p: torch.optim.ASGD(p),
     "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3, history_size=4),
-    "LBFGS wolfe": lambda p: torch.optim.LBFGS(p, max_iter=3, line_search_fn="strong_wolfe"),
 }
 
 
@@ -99,21 +91,11 @@ class Decay:
 
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
-    "StepLR": lambda o: lrs.StepLR(o, 2),
-    "MultiStepLR": lambda o: lrs.MultiStepLR(o, [1, 4, 4]),
-    "ConstantLR": lambda o: lrs.ConstantLR(o, total_iters=4),
-    "LinearLR": lambda o: lrs.LinearLR(o),
-    "ExponentialLR": lambda o: lrs.ExponentialLR(o, 0.9),
-    "PolynomialLR": lambda o: lrs.PolynomialLR(o),
-    "CosineAnnealingLR": lambda o: lrs.CosineAnnealingLR(o, 10),
-    "CosineAnnealingWarmRestarts": lambda o: lrs.CosineAnnealingWarmRestarts(o, 2),
-    "CyclicLR": lambda o: lrs.CyclicLR(o, 0.01, 0.1, step_size_up=2),
     "CyclicLR custom": lambda o: lrs.CyclicLR(o, 0.01, 0.1, step_size_up=2, scale_fn=Decay()),
     "OneCycleLR": lambda o: lrs.OneCycleLR(o, 0.1, total_steps=50),
     "LambdaLR": lambda o: lrs.LambdaLR(o, Decay()),
-    "LambdaLR function": lambda o: lrs.LambdaLR(o, lambda e: 0.9**e),
     "MultiplicativeLR": lambda o: lrs.MultiplicativeLR(o, Decay()),
-    "SWALR": lambda o: SWALR(o, 0.01, anneal_epochs=4),
+    "ReduceLROnPlateau": lambda o: lrs.ReduceLROnPlateau(o, patience=0),
     "SequentialLR": lambda o: lrs.SequentialLR(
         o, [lrs.LinearLR(o, total_iters=2), lrs.CosineAnnealingLR(o, 10)], [2]
     ),
@@ -134,73 +116,17 @@ def test_scheduler_continues_with_the_same_bits(make: Callable[[Any], Any], lr: 
         scheduler = make(optimizer)
 
         def step() -> None:
-            backward(model)
+            loss = backward(model).item()
             optimizer.step()
             optimizer.zero_grad()
-            scheduler.step()
+            needs_loss = isinstance(scheduler, lrs.ReduceLROnPlateau)
+            scheduler.step(*[loss] if needs_loss else [])
 
         return Run(step, model=model, optimizer=optimizer, scheduler=scheduler)
 
     check(run)
+    check(run, before=0)  # one that never stepped may hold infinity
     check(run, stray=0)
-
-
-def test_plateau_scheduler_that_never_stepped_holds_infinity() -> None:
-    def run() -> Run:
-        model = small_net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scheduler = lrs.ReduceLROnPlateau(optimizer, patience=0)
-
-        def step() -> None:
-            scheduler.step(backward(model).detach().item())
-            optimizer.step()
-
-        return Run(step, model=model, optimizer=optimizer, scheduler=scheduler)
-
-    check(run, before=0)
-    check(run)
-
-
-def test_averaged_model_continues() -> None:
-    def run() -> Run:
-        model = small_net()
-        ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step() -> None:
-            backward(model)
-            optimizer.step()
-            ema.update_parameters(model)  # type: ignore[no-untyped-call]
-
-        return Run(step, model=model, ema=ema, optimizer=optimizer)
-
-    check(run)
-
-
-def with_adamw(model: nn.Module, forward: Callable[[], Tensor]) -> Run:
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.01)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        forward().abs().square().mean().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-    return Run(step, model=model, optimizer=optimizer)
-
-
-def test_channels_last_model_continues_and_stays_channels_last() -> None:
-    def run() -> Run:
-        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
-        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        return with_adamw(model, lambda: model(torch.randn(2, 3, 5, 5)))
-
-    check(run)
-    trained, fresh = run(), run()
-    trained.step()
-    restore(fresh.chk, take(trained.chk))
-    weight = fresh.chk.tracked["model"][0].weight
-    assert weight.is_contiguous(memory_format=torch.channels_last)
-    assert fresh.chk.optimizers["optimizer"].state[weight]["exp_avg"].stride() == weight.stride()
 
 
 def test_a_checkpoint_moves_between_compiled_and_bare_models() -> None:
@@ -212,53 +138,3 @@ def test_a_checkpoint_moves_between_compiled_and_bare_models() -> None:
     other = small_net()
     restore(CFCheckpoint(model=other), take(CFCheckpoint(model=wrapped)))
     assert state_bits(CFCheckpoint(model=other)) == state_bits(CFCheckpoint(model=bare))
-
-
-def test_arrays_and_odd_tensors_in_dicts_come_back() -> None:
-    original = {
-        "seen": np.arange(6).reshape(2, 3).T,
-        "wide": np.array([1, 2], dtype=np.uint64),
-        "frozen": np.broadcast_to(np.float32(1.5), (2, 2)),
-        "backwards": np.arange(4)[::-1],
-        "zero": torch.tensor(2.5),
-        "empty": torch.empty(0, 3, dtype=torch.int16),
-        "conj": torch.tensor([1 + 2j]).conj(),
-        "nested": {"list": [torch.ones(2), (np.float32(3), None)]},
-        "shape": torch.Size([1, 2]),
-        "dtype": torch.bfloat16,
-        "device": torch.device("cpu"),
-        "format": torch.channels_last,
-    }
-    live: dict[str, Any] = {"stale": 1}
-    restore(CFCheckpoint(d=live), take(CFCheckpoint(d=original)))
-    assert list(live) == list(original)
-    for key in ("seen", "wide", "frozen", "backwards"):
-        np.testing.assert_array_equal(live[key], original[key])
-        assert live[key].dtype == original[key].dtype  # type: ignore[attr-defined]
-        assert live[key].flags.writeable
-    assert live["seen"].flags.f_contiguous
-    assert state_bits(CFCheckpoint(d={"z": live["zero"], "e": live["empty"]})) == state_bits(
-        CFCheckpoint(d={"z": original["zero"], "e": original["empty"]})
-    )
-    assert torch.equal(live["conj"], original["conj"])  # type: ignore[arg-type]
-    assert torch.equal(live["nested"]["list"][0], torch.ones(2))
-    assert type(live["nested"]["list"][1][0]) is np.float32
-    for key in ("shape", "dtype", "device", "format"):
-        assert live[key] == original[key]
-        assert type(live[key]) is type(original[key])
-
-
-def test_random_generators_continue_where_they_stopped_once_they_are_applied() -> None:
-    def draw() -> list[float]:
-        values = [random.gauss(0, 1), random.random(), float(np.random.randn())]
-        return [*values, float(torch.randn(())), *torch.rand(3).tolist()]
-
-    draw()
-    shot = take(CFCheckpoint())
-    expected = draw()
-    restored = plan(CFCheckpoint(), shot)
-    restored.apply()
-    shot.overwrite()
-    assert draw() != expected
-    restored.apply_rng()
-    assert draw() == expected

@@ -155,16 +155,6 @@ def test_of_a_tensor_in_pieces_only_those_are_read_that_are_wanted(
         assert place[begin:end] == data[begin:end]
 
 
-def test_small_neighbours_are_read_together(tmp_path: Path, store: CheckpointStore) -> None:
-    tensors = {f"t{n}": PATTERN[n : n + 100] for n in range(100)}
-    commit_tensors(store, 2, {"many.safetensors": tensors})
-    ops = Watched(tmp_path)
-    places = Places(store.manifest(2))
-    stream(CheckpointStore(tmp_path, ops=ops), 2, places.wanted, read_bytes=2 * PAGE)
-    assert places.are({"many.safetensors": tensors})
-    assert len(ops.reads) == 2  # a page of header, and 10 000 bytes
-
-
 def test_what_lies_a_page_or_more_between_two_tensors_is_not_read(
     tmp_path: Path, store: CheckpointStore
 ) -> None:

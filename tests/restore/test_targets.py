@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from checkfreq.restore.row_major import row_major_boxes
-from checkfreq.restore.targets import target_of, wanted_of
+from checkfreq.restore.targets import wanted_of
 from checkfreq.state.saved_tensor import Chunk, Placement, without_repeats
 from checkfreq.store.boxes import Box
 from checkfreq.store.manifest import FileEntry, TensorEntry
@@ -114,26 +113,6 @@ def test_a_share_of_each_of_some_large_matrices_is_read_without_the_rest_of_them
     assert bits(live) == bits(values[:, 4:].contiguous())
 
 
-@settings(max_examples=40)
-@given(data=st.data())
-def test_boxes_of_a_run_of_elements_hold_each_of_them_once(data: st.DataObject) -> None:
-    shape = data.draw(shapes)
-    count = Box.whole(shape).num_elements
-    first = data.draw(st.integers(0, count))
-    end = data.draw(st.integers(first, count))
-    numbers = torch.arange(count).reshape(shape)
-    boxes = list(row_major_boxes(shape, first, end))
-    found: list[int] = []
-    for at, box in boxes:
-        piece = numbers
-        for dim, (begin, size) in enumerate(zip(*box, strict=True)):
-            piece = piece.narrow(dim, begin, size)
-        assert at == int(piece.reshape(-1)[0])
-        found += piece.reshape(-1).tolist()
-    assert found == list(range(first, end))
-    assert len(boxes) <= 2 * len(shape) + 1
-
-
 @pytest.mark.parametrize("change", [torch.Tensor.bfloat16, torch.conj], ids=["cast", "conj"])
 def test_values_and_not_bytes_arrive_in_a_tensor_of_another_kind(
     change: Callable[[Tensor], Tensor],
@@ -143,11 +122,3 @@ def test_values_and_not_bytes_arrive_in_a_tensor_of_another_kind(
     live = change(torch.zeros(5, 3, dtype=dtype))
     deliver(Placement(chunk_of((5, 3), dtype), Box.whole((5, 3)), live), values, [1, 7, 8])
     assert bits(live) == bits(values.to(live.dtype))
-
-
-def test_a_piece_that_splits_an_element_is_our_own_mistake() -> None:
-    live = torch.zeros(3, 4).t()
-    target = target_of(Placement(chunk_of((4, 3), torch.float32), Box.whole((4, 3)), live))
-    for start, size in ((2, 4), (4, 6)):
-        with pytest.raises(AssertionError, match="splits an element"):
-            target.put(start, memoryview(bytearray(size)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,11 +113,3 @@ def test_an_offer_that_lies_or_is_for_others_has_all_of_it_released(
     assert not heir.take(body)
     heir.expect_nothing_taken()
     assert heir.connection.told == [f.Release()]
-
-
-def test_without_an_offer_nothing_is_taken(tmp_path: Path) -> None:
-    heir = Heir(tmp_path, -1)
-    heir.inheritance.ask()
-    with contextlib.closing(heir.arena):
-        assert not heir.inheritance.take(heir.arena, heir.persistence)
-    heir.inheritance.decline()

@@ -21,20 +21,6 @@ def test_a_run_under_nohup_outlives_its_terminal() -> None:
     subprocess.run(["nohup", sys.executable, "-c", code], check=True, capture_output=True)
 
 
-def test_a_handler_put_back_after_it_was_uninstalled_only_passes_the_signal_on() -> None:
-    """In a process of its own: the default action of the signal is to end it."""
-    code = (
-        "import os, signal\n"
-        "from checkfreq.run.interrupt import StopNotice\n"
-        "one, two = StopNotice(['SIGTERM']), StopNotice(['SIGTERM'])\n"
-        "one.install(); two.install(); one.uninstall(); two.uninstall()\n"
-        "assert signal.getsignal(signal.SIGTERM) == one._handle\n"
-        "os.kill(os.getpid(), signal.SIGTERM)\n"
-    )
-    result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
-    assert result.returncode == -signal.SIGTERM, result.stderr.decode()
-
-
 #: A process that was told to stop, and by now only leaves; then ``{after}``.
 LEAVING = """
 import os, signal, subprocess, sys

@@ -66,14 +66,14 @@ def error_of(act: Callable[[], Any]) -> tuple[type[BaseException], bool]:
     raise AssertionError("it loaded everything")
 
 
-@pytest.mark.parametrize("act", [terminate, kill])
-def test_a_worker_that_is_gone_is_known_by_whatever_the_loader_raises(act: Any) -> None:
+@pytest.mark.parametrize("act", [terminate, kill, raise_file_not_found])
+def test_a_worker_that_is_gone_is_known_by_what_the_loader_raises_and_nothing_else_is(
+    act: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)  # torch's: 5 s
     kind, is_of_worker = error_of(act)
-    assert is_of_worker, kind
-
-
-def test_a_file_that_the_dataset_does_not_find_is_its_own_affair() -> None:
-    assert error_of(raise_file_not_found) == (FileNotFoundError, False)
+    assert is_of_worker is (act is not raise_file_not_found)
+    assert is_of_worker or kind is FileNotFoundError
 
 
 def test_a_batch_whose_worker_left_before_it_was_unpacked_is_of_a_dead_worker() -> None:

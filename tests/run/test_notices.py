@@ -57,15 +57,6 @@ def test_an_end_that_is_moved_moves_by_the_difference_whatever_the_clock_says_no
     assert at_s(board) == 0.0
 
 
-def test_an_end_that_was_taken_back_and_comes_again_is_a_new_one() -> None:
-    board = NoticeBoard()
-    board.note(seen(at_unix_s=1000.0, at_s=100.0))
-    board.note(p.NoticeGone("slurm"))
-    assert board.earliest is None
-    board.note(seen(at_unix_s=1000.0, at_s=130.0))
-    assert at_s(board) == 130.0
-
-
 def test_each_change_is_said_once() -> None:
     board = NoticeBoard()
     assert board.take_news() == []
@@ -135,25 +126,6 @@ def test_training_goes_on_until_the_last_moment(now: Now, signals: StopNotice) -
     assert (stop.source, stop.ends_in_s) == ("slurm", 11.0)
 
 
-def test_needs_are_looked_at_again_when_half_of_the_time_is_over(
-    now: Now, signals: StopNotice
-) -> None:
-    """And at once if the end is another one."""
-    moment, looked_s = last_moment(now, signals), list[float]()
-
-    def asked() -> Needs:
-        looked_s.append(now.s)
-        return needs()
-
-    moment.board.note(seen(at_s=111.0))
-    while moment.due(asked) is None:
-        now.s += 1.0
-        if now.s == 60.0:
-            moment.board.note(seen("aws", at_s=110.0))
-    assert looked_s[:4] == [0.0, 50.0, 60.0, 80.0]
-    assert (looked_s[-1], looked_s[-2]) == (99.0, 98.0)
-
-
 def test_boundaries_measure_how_far_apart_they_are(now: Now, signals: StopNotice) -> None:
     moment = last_moment(now, signals)
     for now.s in (5.0, 7.0):
@@ -185,26 +157,6 @@ def test_time_is_kept_free_for_what_comes_after_the_last_checkpoint(
     moment = LastMoment(signals, config=config, uploads_last=uploads_last, clock=now)
     known = moment.needs(state_bytes=0, started_s=(), upload_s=upload_s, cached_s=None)
     assert known.durable_s == 5.0 + 2.0 + more_s
-
-
-@pytest.mark.parametrize(
-    ("number", "known_end_s", "ends_in_s"),
-    [(signal.SIGUSR1, 100.0, 100.0), (signal.SIGTERM, None, None)],
-)
-def test_a_signal_names_the_end_that_is_known(
-    number: signal.Signals,
-    known_end_s: float | None,
-    ends_in_s: float | None,
-    now: Now,
-    signals: StopNotice,
-) -> None:
-    signals._handle(number, None)
-    moment = last_moment(now, signals)
-    if known_end_s is not None:
-        moment.board.note(seen(at_s=known_end_s))
-    stop = moment.due(needs)
-    assert stop is not None
-    assert (stop.source, stop.ends_in_s) == (number.name, ends_in_s)
 
 
 def test_grace_counts_from_the_first_sigterm(signals: StopNotice) -> None:

@@ -18,7 +18,6 @@ from torch.utils.data import (
     Dataset,
     RandomSampler,
     TensorDataset,
-    WeightedRandomSampler,
 )
 
 from tests.silence.training import digest, learning, trained, tried
@@ -49,18 +48,10 @@ def pictures() -> TensorDataset:
     return TensorDataset(x, x[:, :3].argmax(1))
 
 
-def weighted() -> DataLoader[Any]:
-    return DataLoader(pictures(), 8, sampler=WeightedRandomSampler(torch.arange(64.0), 60))
-
-
 def named_otherwise() -> DataLoader[Any]:
     dataset = pictures()
     batches = NamedOtherwise(RandomSampler(dataset, replacement=True), 8, False)
     return DataLoader(dataset, batch_sampler=batches)
-
-
-def own_generators() -> DataLoader[Any]:
-    return DataLoader(OwnGenerators(), 8, shuffle=True)
 
 
 def own_generators_in_workers() -> DataLoader[Any]:
@@ -77,9 +68,7 @@ def train(directory: str, kill: int, *, make: Callable[[], DataLoader[Any]]) -> 
     return digest(model)
 
 
-@pytest.mark.parametrize(
-    "make", [weighted, named_otherwise, own_generators, own_generators_in_workers]
-)
+@pytest.mark.parametrize("make", [named_otherwise, own_generators_in_workers])
 def test_a_killed_run_goes_on_exactly_without_a_word(make: Any, tmp_path: Path) -> None:
     trial = tried(partial(train, make=make), tmp_path)
     assert trial.is_exact

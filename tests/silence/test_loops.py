@@ -51,24 +51,6 @@ def update(trained: Trained, batches: list[Any], kill: int) -> None:
     optimizer.zero_grad()
 
 
-def uneven(directory: str, kill: int) -> tuple[str, int]:
-    trained = model, _, manager = training(directory)
-    with manager:
-        iterator = CFIterator(data(60, 4), cf_manager=manager, accumulate=2)
-        manager.restore()
-        batches = iter(iterator.steps(24))
-        while manager.global_step + iterator.is_using_batch < 24:
-            update(trained, [next(batches), next(batches)], kill)
-    return digest(model), manager.global_step
-
-
-def test_uneven(tmp_path: Path) -> None:
-    trial = tried(uneven, tmp_path, kills=(8,))
-    assert trial.whole.result[1] == 24
-    assert trial.is_exact
-    assert not trial.warnings
-
-
 class Grown(Dataset[Any]):
     """As long as ``n`` says, which the script sets before each epoch."""
 
@@ -143,10 +125,6 @@ def in_an_islice(directory: str, kill: int) -> tuple[str, int]:
     return in_epochs(directory, kill, cut=lambda iterator: islice(iterator, 5))
 
 
-def mended_islice(directory: str, kill: int) -> tuple[str, int]:
-    return in_epochs(directory, kill, batches_per_epoch=5)
-
-
 def counted_by_hand(directory: str, kill: int) -> tuple[str, int]:
     return in_epochs(directory, kill, break_after=5)
 
@@ -184,13 +162,6 @@ def test_epochs_that_a_resumed_run_counts_otherwise_are_told_with_what_to_write(
     killed, resumed = killed_and_resumed(program, tmp_path, kills=(kill,))
     (warning,) = [*killed.warnings, *resumed.warnings]
     assert all(part in warning for part in said)
-
-
-def test_batches_per_epoch_cuts_epochs_short_exactly(tmp_path: Path) -> None:
-    trial = tried(mended_islice, tmp_path, kills=(8,))
-    assert trial.whole.result[1] == 20
-    assert trial.is_exact
-    assert not trial.warnings
 
 
 # ---- what a killed run is served again does not depend on the order in which a loop fetches

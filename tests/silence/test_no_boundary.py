@@ -115,19 +115,6 @@ def test_gradients_that_accumulate_over_an_epoch_are_no_sign(
     assert warnings(caplog) == []
 
 
-def test_updates_without_a_call_of_step_are_told_at_close(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = nn.Linear(8, 3)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with CFManager(tmp_path, CFCheckpoint(model=model, optimizer=optimizer)):
-        for _ in range(3):
-            optimizer.step()
-    (text,) = warnings(caplog)
-    assert "3 weight update(s) were seen, and no boundary was passed" in text
-    assert "cf_manager.step()" in text
-
-
 # ---- the two steps of sharpness-aware minimisation
 
 
@@ -154,10 +141,9 @@ class SAM(torch.optim.Optimizer):
         self.base_optimizer.step()
 
 
-def with_sam(directory: str | Path, kill: int, *, tracks_base: bool, **base: Any) -> list[Any]:
+def with_sam(directory: str, kill: int) -> list[Any]:
     loader, model = data(), nn.Linear(8, 3)
-    sam = SAM(model.parameters(), lr=0.05, **base)
-    more = {"sam_base": sam.base_optimizer} if tracks_base else {}
+    sam = SAM(model.parameters(), lr=0.05, momentum=0.9)
 
     def update(manager: CFManager, batch: Any) -> None:
         for step in (sam.first_step, sam.second_step):
@@ -165,27 +151,13 @@ def with_sam(directory: str | Path, kill: int, *, tracks_base: bool, **base: Any
             step()
             model.zero_grad()
 
-    manager = trained(directory, kill, loader, update, model=model, sam=sam, **more)
-    return [manager.global_step, digest(model, sam, sam.base_optimizer)]
-
-
-def sam_with_momentum(directory: str, kill: int) -> list[Any]:
-    return with_sam(directory, kill, tracks_base=True, momentum=0.9)
+    tracked = {"model": model, "sam": sam, "sam_base": sam.base_optimizer}
+    manager = trained(directory, kill, loader, update, **tracked)
+    return [manager.global_step, digest(*tracked.values())]
 
 
 def test_sam_passes_a_boundary_at_each_second_step(tmp_path: Path) -> None:
-    trial = tried(sam_with_momentum, tmp_path)
+    trial = tried(with_sam, tmp_path)
     assert trial.whole.result[0] == 24
     assert trial.is_exact
     assert trial.warnings == []
-
-
-def test_a_momentum_inside_of_sam_that_nobody_saves_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with_sam(tmp_path / "plain", 0, tracks_base=False)
-    assert warnings(caplog) == []
-    with_sam(tmp_path / "momentum", 0, tracks_base=False, momentum=0.9)
-    (warning,) = warnings(caplog)
-    assert "the SGD 'sam.base_optimizer'" in warning
-    assert warning.endswith("CFCheckpoint(..., sam_base_optimizer=sam.base_optimizer)")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import checkfreq
-from checkfreq import CFCheckpoint, CFConfig, CFManager
+from checkfreq import CFCheckpoint, CFManager
 from checkfreq.errors import ConfigError
 from tests.silence.training import EVERY
 
@@ -39,14 +39,6 @@ def test_a_tilde_is_the_home_directory(path: str | bytes | Path, home: Path) -> 
     assert os.listdir(".") == []
     assert os.listdir(home) == ["chk"]
     assert isinstance(checkfreq.load("~/chk")["model"]["weight"], torch.Tensor)
-
-
-def test_the_local_copy_of_a_url_may_be_in_the_home_directory(home: Path) -> None:
-    url = f"file://{home}/bucket"
-    (home / "bucket").mkdir()
-    checkpointed(url, config=CFConfig(staging_dir="~/staged"))
-    assert len(os.listdir(home / "staged")) == 1
-    assert os.listdir(".") == []
 
 
 def test_an_empty_path_is_refused(home: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from checkfreq import CFCheckpoint
 from checkfreq.state.sharers import warn_of_sharers
@@ -65,15 +63,4 @@ def test_nothing_is_said_of_what_only_others_read_or_of_ordinary_memory(
     with another(model):
         warn_of_sharers(tracked(model, settled=("model",)))
     warn_of_sharers(tracked(nn.Linear(3, 1)))
-    assert not caplog.messages
-
-
-def test_nothing_is_said_without_another_process_but_loader_workers(
-    model: nn.Module, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    loader = DataLoader([*range(8)], num_workers=1)  # type: ignore[arg-type]
-    for number, _ in enumerate(loader):
-        if number == 0:  # the worker has begun: it has its name
-            warn_of_sharers(tracked(model))
     assert not caplog.messages

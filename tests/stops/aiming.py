@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from checkfreq.faults import POINTS, POINTS_OF_A_MIRROR, POINTS_OF_ONE_RANK
-from tests.stops.program import BATCH_SIZE, BATCHES, LAST_PLACES, PLACES
+from tests.stops.program import BATCH_SIZE, BATCHES, PLACES
 
 Kind = Literal["start", "time", "place", "trainer", "worker", "upload"]
 
@@ -47,7 +47,7 @@ class Instant:
     until the signal was sent; of kind "time", ``wait_s`` seconds into the training, and of kind
     "start", into the restore and the first iteration. ``spin`` turns
     of an empty loop come between the end of the wait and the signal, if ``is_late``. The signal is
-    sent once more after ``again_s`` seconds, and where ``rank`` gets to the place ``again_at``.
+    sent once more after ``again_s`` seconds.
     """
 
     kind: Kind
@@ -59,7 +59,7 @@ class Instant:
     spin: int = 0
     chk_freq: int | None = 2
     again_s: float | None = None
-    again_at: str | None = None
+
     on_stop: Literal["raise", "return"] = "raise"
 
 
@@ -76,7 +76,6 @@ def draw(dice: random.Random, case: Case, *, whole_s: float, mirrors: bool) -> I
         rank,
         chk_freq=1 if kind in ("worker", "upload") else chk_freq,  # or few are reached
         again_s=dice.uniform(0.0, 0.5) if dice.random() < 0.3 else None,
-        again_at=dice.choice(LAST_PLACES) if dice.random() < 0.3 else None,
         on_stop=dice.choice(("raise", "return")),
     )
     if kind in ("start", "time"):

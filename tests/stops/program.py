@@ -7,7 +7,6 @@ names it waits, so that a signal can be aimed at them.
 
 from __future__ import annotations
 
-import atexit
 import faulthandler
 import json
 import multiprocessing
@@ -37,10 +36,9 @@ EPOCHS = 3
 BATCHES = 13  # of each rank in an epoch
 BATCH_SIZE = 4
 
-#: The places of the loop that a signal can be aimed at, in order; and those of a stopped run's end:
-#: the manager is closed, the interpreter exits.
+#: The places of the loop that a signal can be aimed at, in order.
 PLACES = ("fetch", "forward", "backward", "update", "updated", "validation", "tail", "end")
-LAST_PLACES = ("left", "exit")
+
 
 _HELD_AT_MOST_S = 60.0
 
@@ -51,9 +49,7 @@ class Life:
 
     ``holds`` are places, the pass at which to wait there, and the file to wait for;
     ``trainer_fault`` and ``worker_fault`` are scripts (``checkfreq.faults``). ``config`` has
-    more arguments of CFConfig, ``number`` counts the lives of a run. Unless it ``is_finalised``,
-    the process ends after its threads and exit handlers: the rest of the interpreter takes four
-    times as long to end as this training takes.
+    more arguments of CFConfig, ``number`` counts the lives of a run.
     """
 
     folder: str
@@ -69,7 +65,6 @@ class Life:
     worker_fault: str = ""
     ballast_bytes: int = 0
     config: dict[str, Any] = field(default_factory=dict)
-    is_finalised: bool = True
 
     @property
     def chk_dir(self) -> Path:
@@ -109,7 +104,7 @@ class Stage:
 
     def __init__(self, life: Life) -> None:
         self._life = life
-        self._passes = dict.fromkeys((*PLACES, *LAST_PLACES), 0)
+        self._passes = dict.fromkeys(PLACES, 0)
         self._events = os.open(life.events_path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
 
     def say(self, kind: str, *values: object) -> None:
@@ -192,22 +187,17 @@ def main(life: Life) -> None:
         os.environ["CHECKFREQ_FAULT"] = life.trainer_fault
         faults.reload()
     os.environ["CHECKFREQ_FAULT"] = life.worker_fault
-    try:
-        with managed(life, training) as manager:
-            stage.say("made")
-            loader = _loader(life, stage, manager)
-            manager.restore()
-            stage.say("restored", manager.global_step, time.monotonic())
-            _train(stage, training, manager, loader)
-            if manager.stopped:
-                sys.exit(75)
-            stage.reach("end")
-            stage.say("end", training.bits())
-        stage.say("closed", time.monotonic())
-    except SystemExit:
-        stage.reach("left")
-        atexit.register(stage.reach, "exit")
-        raise
+    with managed(life, training) as manager:
+        stage.say("made")
+        loader = _loader(life, stage, manager)
+        manager.restore()
+        stage.say("restored", manager.global_step, time.monotonic())
+        _train(stage, training, manager, loader)
+        if manager.stopped:
+            sys.exit(75)
+        stage.reach("end")
+        stage.say("end", training.bits())
+    stage.say("closed", time.monotonic())
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -7,22 +7,26 @@ with status 75, and what it learnt last is durable.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import logging
 import os
 import random
 import signal
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from checkfreq.store.store import CheckpointStore
+from tests.fork_server import FORK_SERVER
 from tests.stops.aiming import Case, Instant, draw
-from tests.stops.program import BATCH_SIZE, BATCHES, EPOCHS, Life
-from tests.stops.zygote import Zygote
+from tests.stops.program import BATCH_SIZE, BATCHES, EPOCHS, Life, main
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +61,6 @@ class Lived:
 class Run:
     """A training in a folder, over its lives."""
 
-    zygote: Zygote
     folder: Path
     case: Case
     chk_dir: Path = Path()
@@ -95,7 +98,7 @@ class Run:
             base["config"] = {"mirror": self.mirror_dir.as_uri()}
         settings = {**base, **settings}
         lives = [self._life(rank, instant, settings) for rank in range(self.case.world)]
-        with running(self.zygote, lives) as pids:
+        with running(lives) as pids:
             before = instant and self._signal(instant, lives, pids, meanwhile)
             return self._end(lives, pids, before)
 
@@ -110,8 +113,7 @@ class Run:
         holds, gate = {}, str(self._gate())
         if instant.kind == "upload":  # which takes longer than all of this training
             holds["validation"] = [1, str(self._gate("-training")), _UPLOADED_WITHIN_S]
-        if instant.again_at is not None:
-            holds[instant.again_at] = [1, str(self._gate("-again"))]
+
         match instant.kind:
             case "place":
                 holds[instant.where] = [instant.hit, gate]
@@ -151,18 +153,10 @@ class Run:
         self._kill(instant, pids)
         gate.touch()
         self._gate("-training").touch()
-        self._signal_again(instant, pids)
-        return before
-
-    def _signal_again(self, instant: Instant, pids: list[int]) -> None:
         if instant.again_s is not None:
             self._until(lambda: False, pids, limit_s=instant.again_s)
             self._kill(instant, pids)
-        if instant.again_at is not None:
-            gate = self._gate("-again")
-            if self._until(Path(f"{gate}.reached").exists, pids):
-                self._kill(instant, pids)
-            gate.touch()
+        return before
 
     def _kill(self, instant: Instant, pids: list[int]) -> None:
         match self.case.to:
@@ -182,18 +176,18 @@ class Run:
         """Wait for something; False if the run ended, or the time, without it."""
         end_s = time.monotonic() + limit_s
         while not is_there():
-            ended = any(self.zygote.status(pid, limit_s=_LOOK_S) is not None for pid in pids)
+            ended = any(status_of(pid, limit_s=_LOOK_S) is not None for pid in pids)
             if ended or time.monotonic() > end_s:
                 return is_there()
         return True
 
     def _end(self, lives: list[Life], pids: list[int], before: int | None) -> Lived:
-        statuses = [self.zygote.status(pid, limit_s=LIMIT_S) for pid in pids]
+        statuses = [status_of(pid, limit_s=LIMIT_S) for pid in pids]
         if None in statuses:
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGABRT)  # faulthandler prints every stack
-                self.zygote.status(pid, limit_s=10.0)
+                status_of(pid, limit_s=10.0)
         events = [_events(life) for life in lives]
         logs = "\n".join(f"-- {life.log_path}\n{_text(life.log_path)[-6000:]}" for life in lives)
         lived = Lived(events, statuses, logs, before)
@@ -207,18 +201,56 @@ class Run:
 
 
 @contextlib.contextmanager
-def running(zygote: Zygote, lives: list[Life]) -> Iterator[list[int]]:
-    """Process ids of the trainers; they are dead when the block is left."""
+def running(lives: list[Life]) -> Iterator[list[int]]:
+    """Process ids of the trainers, in a process group; they are dead when the block is left."""
     pids: list[int] = []
     try:
         for life in lives:
-            pids.append(zygote.start(life, group=pids[0] if pids else None))
+            process = FORK_SERVER.Process(target=_train, args=(life, pids[0] if pids else 0))
+            process.start()
+            assert process.pid is not None
+            _TRAINERS[process.pid] = process
+            pids.append(process.pid)
+            while os.getpgid(pids[0]) != pids[0]:  # before others can join its group
+                time.sleep(_LOOK_S)
         yield pids
     finally:
         for pid in pids:
-            if zygote.status(pid, limit_s=0.0) is None:
-                os.kill(pid, signal.SIGKILL)
-                zygote.status(pid, limit_s=30.0)
+            process = _TRAINERS.pop(pid)
+            process.kill()
+            process.join(30.0)
+            process.close()
+
+
+def status_of(pid: int, *, limit_s: float) -> int | None:
+    """A trainer's exit status (negative: the signal that ended it); None if it runs after all."""
+    _TRAINERS[pid].join(limit_s)
+    status: int | None = _TRAINERS[pid].exitcode
+    return status
+
+
+_TRAINERS: dict[int, Any] = {}
+
+
+def _train(life: Life, group: int) -> None:
+    """The process: a script that ends as under a launcher, but for the end of the interpreter."""
+    os.setpgid(0, group)
+    log = os.open(life.log_path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    status: Any = 0
+    try:
+        main(life)
+    except SystemExit as stop:
+        status = stop.code
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def descendants(pids: list[int]) -> list[int]:
@@ -267,9 +299,9 @@ class Whole:
     training_s: float
 
 
-def run_whole(zygote: Zygote, folder: Path, case: Case) -> Whole:
+def run_whole(folder: Path, case: Case) -> Whole:
     """Train to the end; every sample comes once in every epoch."""
-    run = Run(zygote, folder, case)
+    run = Run(folder, case)
     lived = run.live()
     assert lived.statuses == [0] * case.world, lived.logs
     run.take(lived)
@@ -290,7 +322,7 @@ def run_whole(zygote: Zygote, folder: Path, case: Case) -> Whole:
 
 
 def stop_over_and_over(
-    zygote: Zygote, folder: Path, case: Case, whole: Whole, *, num_instants: int, seed: object
+    folder: Path, case: Case, whole: Whole, *, num_instants: int, seed: object
 ) -> list[Instant]:
     """Stop runs of ``case`` at so many instants; returns them. Each run ends as the whole one."""
     dice = random.Random(f"{seed} {case}")
@@ -298,12 +330,12 @@ def stop_over_and_over(
     run, num_runs = None, 0
     while len(instants) < num_instants or run is not None:
         if run is None:
-            run = Run(zygote, folder / f"run-{num_runs}", case, mirrors=dice.random() < 0.4)
+            run = Run(folder / f"run-{num_runs}", case, mirrors=dice.random() < 0.4)
             num_runs += 1
         left_s = whole.training_s * (1 - run.step / (EPOCHS * BATCHES))
         wanted = draw(dice, case, whole_s=left_s, mirrors=run.mirrors)
         instant = wanted if len(instants) < num_instants else None
-        lived = run.live(instant, is_finalised=dice.random() < 0.5)
+        lived = run.live(instant)
         if lived.batches_before is not None:
             assert instant is not None
             instants.append(instant)

@@ -14,7 +14,6 @@ from tests.acceptance.disks import Disk, small_disk
 from tests.stops.aiming import Case, Instant
 from tests.stops.program import BATCH_SIZE, BATCHES, EPOCHS
 from tests.stops.stopping import STOPPED, Run, Whole, check, run_whole
-from tests.stops.zygote import Zygote
 
 pytestmark = pytest.mark.crash
 
@@ -25,15 +24,15 @@ SIXTH = Instant("place", 0, "updated", 6, chk_freq=1)
 
 
 @pytest.fixture(scope="module")
-def whole(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Whole:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """One rank's run that nobody stops."""
-    return run_whole(zygote, tmp_path_factory.mktemp("whole"), ALONE)
+    return run_whole(tmp_path_factory.mktemp("whole"), ALONE)
 
 
 def test_a_signal_before_the_first_checkpoint_leads_to_one_and_during_a_restore_costs_nothing(
-    zygote: Zygote, whole: Whole, tmp_path: Path
+    whole: Whole, tmp_path: Path
 ) -> None:
-    run = Run(zygote, tmp_path / "run", ALONE)
+    run = Run(tmp_path / "run", ALONE)
     lived = run.live(Instant("place", 0, "updated", 2, chk_freq=1000))
     assert not check(run, lived, whole)
     assert CheckpointStore(run.chk_dir).steps() == [2]
@@ -51,9 +50,9 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def test_a_stop_on_a_full_disk_ends_with_1_and_the_run_goes_on_from_the_checkpoint_before(
-    zygote: Zygote, whole: Whole, disk: Disk, tmp_path: Path
+    whole: Whole, disk: Disk, tmp_path: Path
 ) -> None:
-    run = Run(zygote, tmp_path / "run", ALONE, disk.mount_point / "chk")
+    run = Run(tmp_path / "run", ALONE, disk.mount_point / "chk")
     assert run.live(SIXTH, ballast_bytes=1 << 20).statuses == [STOPPED]
     lived = run.live(SIXTH, meanwhile=disk.fill, ballast_bytes=1 << 20)
     assert lived.statuses == [1], lived.logs
@@ -70,10 +69,10 @@ def test_a_stop_on_a_full_disk_ends_with_1_and_the_run_goes_on_from_the_checkpoi
 
 
 def test_a_stop_after_the_disk_was_full_is_durable_although_periodic_checkpoints_pause(
-    zygote: Zygote, whole: Whole, tmp_path: Path
+    whole: Whole, tmp_path: Path
 ) -> None:
     """Two attempts fail. The stop's finds room, whether or not the pause was over before it."""
-    run = Run(zygote, tmp_path / "run", ALONE)
+    run = Run(tmp_path / "run", ALONE)
     full = "commit.mkdir:raise-ENOSPC;commit.write:raise-ENOSPC"
     lived = run.live(SIXTH, worker_fault=full)
     assert lived.logs.count("No space left") >= 2
@@ -82,22 +81,11 @@ def test_a_stop_after_the_disk_was_full_is_durable_although_periodic_checkpoints
     assert check(run, run.live(), whole)
 
 
-def test_a_stop_on_a_slow_disk_waits_for_what_is_in_flight_and_then_for_its_own(
-    zygote: Zygote, tmp_path: Path
-) -> None:
-    run = Run(zygote, tmp_path / "run", ALONE)
-    slow = {"max_write_bytes_per_s": 4 << 20}
-    lived = run.live(SIXTH, ballast_bytes=2 << 20, config=slow)
-    assert lived.statuses == [STOPPED], lived.logs
-    assert CheckpointStore(run.chk_dir).steps()[-1] == 6
-    assert CheckpointStore(run.chk_dir).verify(6).step == 6
-
-
 @pytest.mark.dist
-def test_ranks_with_a_deadline_stop_at_one_boundary(zygote: Zygote, tmp_path: Path) -> None:
+def test_ranks_with_a_deadline_stop_at_one_boundary(tmp_path: Path) -> None:
     case = Case(world=2, workers=0, to="process")
-    whole = run_whole(zygote, tmp_path / "whole", case)
-    run = Run(zygote, tmp_path / "run", case)
+    whole = run_whole(tmp_path / "whole", case)
+    run = Run(tmp_path / "run", case)
     lived = run.live(config={"deadline": time.time() - 1.0})
     assert lived.statuses == [STOPPED] * 2, lived.logs
     run.take(lived)
@@ -109,12 +97,12 @@ def test_ranks_with_a_deadline_stop_at_one_boundary(zygote: Zygote, tmp_path: Pa
 @pytest.mark.dist
 @pytest.mark.more
 def test_ranks_whose_loader_workers_are_killed_go_on_to_the_boundary_at_which_all_stop(
-    zygote: Zygote, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     """SLURM signals every process. One rank waits for a batch, the other for its gradients."""
     case = Case(world=2, workers=2, to="everything")
-    whole = run_whole(zygote, tmp_path / "whole", case)
-    run = Run(zygote, tmp_path / "run", case)
+    whole = run_whole(tmp_path / "whole", case)
+    run = Run(tmp_path / "run", case)
     # Each of two workers is held in its fifth batch; the rank waits once it has used eight.
     instant = Instant("place", rank=1, where="fetch", hit=5 * BATCH_SIZE, chk_freq=1000)
 

@@ -11,7 +11,6 @@ import pytest
 
 from tests.stops.aiming import Case
 from tests.stops.stopping import run_whole, stop_over_and_over
-from tests.stops.zygote import Zygote
 
 pytestmark = [pytest.mark.crash, pytest.mark.dist, pytest.mark.more]
 
@@ -24,11 +23,9 @@ SEED = int(os.environ.get("CHECKFREQ_STOP_SEED", random.SystemRandom().getrandbi
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_run_stopped_at_random_instants_ends_with_75_and_resumes_to_the_same_bits(
-    case: Case, zygote: Zygote, tmp_path: Path
+    case: Case, tmp_path: Path
 ) -> None:
     print(f"CHECKFREQ_STOP_SEED={SEED}")
-    whole = run_whole(zygote, tmp_path / "whole", case)
-    instants = stop_over_and_over(
-        zygote, tmp_path, case, whole, num_instants=NUM_INSTANTS, seed=SEED
-    )
+    whole = run_whole(tmp_path / "whole", case)
+    instants = stop_over_and_over(tmp_path, case, whole, num_instants=NUM_INSTANTS, seed=SEED)
     assert len(instants) == NUM_INSTANTS

@@ -18,10 +18,10 @@ from checkfreq.store.store import CheckpointStore
 from tests.stops.aiming import Case
 from tests.stops.program import Life
 from tests.stops.stopping import LIMIT_S, Run, run_whole
-from tests.stops.zygote import ROOT, Zygote
 
 pytestmark = [pytest.mark.crash, pytest.mark.dist, pytest.mark.slow, pytest.mark.more]
 
+ROOT = Path(__file__).resolve().parents[2]
 CASE = Case(world=2, workers=0, to="process")
 #: With the store of torchrun's agent, restarts hang on gloo (torch 2.13).
 SETTINGS = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -29,10 +29,10 @@ SETTINGS = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 @pytest.mark.parametrize("to", ["process", "group"])
 def test_torchrun_that_is_told_to_stop_ends_once_the_last_boundary_of_all_ranks_is_durable(
-    to: str, zygote: Zygote, tmp_path: Path
+    to: str, tmp_path: Path
 ) -> None:
-    whole = run_whole(zygote, tmp_path / "whole", CASE)
-    run = Run(zygote, tmp_path / "run", CASE)
+    whole = run_whole(tmp_path / "whole", CASE)
+    run = Run(tmp_path / "run", CASE)
     gate = tmp_path / "gate"
     life = Life(folder=str(run.folder), holds={"updated": [6, str(gate)]})
     log = tmp_path / "log"
