@@ -17,6 +17,8 @@ pytestmark = pytest.mark.more
     ("program", "needs"),
     [
         (databases.torch_optimizers, "expecttest"),
+        (databases.torch_schedulers, "expecttest"),
+        (databases.torch_modules, "expecttest"),
         (databases.zoo, "pytorch_optimizer"),
     ],
     ids=lambda one: getattr(one, "__name__", None),
