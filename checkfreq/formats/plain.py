@@ -7,6 +7,7 @@ for it: ``{"$deque": [1, 2], "maxlen": 5}``. Tensors stay tensors inside of it.
 
 from __future__ import annotations
 
+import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
@@ -22,7 +23,10 @@ _AS_THEY_ARE = (
     *(Tensor, torch.nn.Parameter, torch.Size, torch.dtype, torch.device),
 )
 #: What the functions here raise for content that no export wrote.
-MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+MALFORMED = (
+    *(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError),
+    struct.error,
+)
 #: How much larger than what is in memory a file's values may be as a tree.
 _MOST_GROWTH_BYTES = 128 << 20
 #: What a reference to a value counts, small as the value may be.

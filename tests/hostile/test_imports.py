@@ -247,3 +247,9 @@ def test_links_are_followed_as_in_a_cache_of_downloads(tmp_path: Path) -> None:
     from_safetensors(hub / "model.safetensors", tmp_path / "chk", step=1)
     for step in (0, 1):
         assert checkfreq.load(tmp_path / "chk", step=step)["model"]["w"].tolist() == [1, 1]
+
+
+def test_a_record_that_ends_within_a_number_is_damage(folder: Path) -> None:
+    (folder / ".metadata").write_bytes(b"\x80\x04J\x01")
+    with pytest.raises(CorruptCheckpointError):
+        from_dcp(folder, folder.parent / "chk")
