@@ -52,7 +52,7 @@ LEFT_OUT = (
     "tests/contract/test_notices.py",
     "tests/persist/test_mirrored.py",
     "tests/persist/test_linger_mirror.py",
-    "tests/store/test_state_machine.py",
+    "tests/store/test_power_cut.py",
     "tests/store/test_joint_power_cut.py",
 )
 _NOT_MARKED = "not gpu and not more and not slurm and not s3"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
@@ -158,6 +159,8 @@ def run_case(name: str, folder: Path, *, seed: int) -> int:
         kill = _kill(aim, reached, whole.history, dice) if number < len(aims) - 1 else None
         seed = number if durable else 0
         life = Life(name, folder / "killed", seed=seed, keeps_memory=number % 4 != 3)
+        if is_left and life.keeps_memory:
+            _wait_for_worker(folder / "killed")
         lived = run_life(life, kill)
         step = whole.history[reached].step if number else 0
         logger.info("%s: %s", name, _told(lived, kill, step))
@@ -178,6 +181,14 @@ def run_case(name: str, folder: Path, *, seed: int) -> int:
     assert reached == len(whole.history) - 1
     assert num_resumed >= 3  # of nine lives; how many have something to resume depends on the disk
     return len(aims) - 1
+
+
+def _wait_for_worker(folder: Path) -> None:
+    """Until the killed trainer's worker has noticed: a process of the fork server starts faster."""
+    deadline_s = time.monotonic() + LIFE_LIMIT_S
+    while not any(path.is_socket() for path in folder.rglob(".*")):
+        assert time.monotonic() < deadline_s, "no worker waits for a successor"
+        time.sleep(0.01)
 
 
 def _told(lived: Lived, kill: Kill | None, reached_step: int) -> str:
