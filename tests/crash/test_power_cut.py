@@ -11,6 +11,7 @@ from checkfreq.store.fileops import LocalFileOps, PayloadFile
 from checkfreq.store.store import CheckpointStore
 from checkfreq.testing import commit_bytes
 from tests.acceptance.volumes import VOLUMES, Volume, mounted
+from tests.store.power import UnsyncedPayload
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
@@ -30,16 +31,6 @@ def commit(store: CheckpointStore, step: int, after: int | None = None) -> None:
 
 
 def test_a_store_that_syncs_nothing_loses_what_it_acknowledged(volume: Volume) -> None:
-    class UnsyncedPayload:
-        def __init__(self, file: PayloadFile) -> None:
-            self.direct = file.direct
-            self.pwrite = file.pwrite
-            self.truncate = file.truncate
-            self.close = file.close
-
-        def datasync(self) -> None:
-            pass
-
     class Unsynced(LocalFileOps):
         def sync_file(self, path: Path) -> None:
             pass

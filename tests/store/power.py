@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from checkfreq.store.fileops import PayloadFile
 from checkfreq.testing import CrashingFileOps, PowerCut
 
 
@@ -34,3 +35,16 @@ def cuts(
             yield Left(num_calls, finished, left)
         if finished:
             return
+
+
+class UnsyncedPayload:
+    """A payload file that says it is synced and is not."""
+
+    def __init__(self, file: PayloadFile) -> None:
+        self.direct = file.direct
+        self.pwrite = file.pwrite
+        self.truncate = file.truncate
+        self.close = file.close
+
+    def datasync(self) -> None:
+        pass

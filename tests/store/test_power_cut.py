@@ -179,17 +179,6 @@ def test_a_directory_that_was_never_synced_survives_with_its_first_checkpoint() 
         check_disk(disk, model_of(1))
 
 
-class UnsyncedPayload:
-    def __init__(self, file: PayloadFile) -> None:
-        self.direct = file.direct
-        self.pwrite = file.pwrite
-        self.truncate = file.truncate
-        self.close = file.close
-
-    def datasync(self) -> None:
-        pass
-
-
 def skipping(call: str, skips: Callable[[Path], bool]) -> type[CrashingFileOps]:
     """A disk that skips these calls of that name."""
 
@@ -204,7 +193,7 @@ def skipping(call: str, skips: Callable[[Path], bool]) -> type[CrashingFileOps]:
 
         def create_payload(self, path: Path, *, num_bytes: int) -> PayloadFile:
             file = super().create_payload(path, num_bytes=num_bytes)
-            return UnsyncedPayload(file) if call == "datasync" and skips(path) else file
+            return power.UnsyncedPayload(file) if call == "datasync" and skips(path) else file
 
     return Skipping
 
